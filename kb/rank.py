@@ -1,9 +1,10 @@
 """From candidates to an order, a confidence, and the decision to abstain.
 
 Each candidate has a few features (lexical share, cosine, signature, facets …). A linear score
-orders them, a logistic curve turns the best one's evidence into a confidence, and below the
-threshold the answer is "no known match". The numbers live in `ranking.json`, learnt by
-`herdbook corpus tune` from questions held out by source; without the file the defaults here hold.
+orders them. Two logistic curves read the best one's evidence: how likely it is right (the
+confidence that is shown), and how likely the failure is one the memory knows at all (below a
+threshold the answer is "no known match"). The numbers live in `ranking.json`, learnt by
+`herdbook corpus tune` (`kb.tune`); without the file the defaults here hold.
 """
 
 from __future__ import annotations
@@ -24,50 +25,45 @@ FEATURES = (
     "cosine_lead",  # that cosine minus the mean of the ten best
     "signature",  # 1 when a diagnostic line is the record's own, masked
     "facets",  # share of the query's limits, ops and codes that the record names
-    "rare",  # share of the query's rarest matched terms it has
+    "rare",  # share of the query's heaviest terms it has
 )
-CONFIDENCE_FEATURES = (
+EVIDENCE = (
     "share",
     "coverage",
     "cosine",
     "signature",
     "facets",
+    "rare",
     "lead",  # relative gap of the best to the second candidate
     "known",  # share of the query's weight that any record knows at all
-    "prose",
+    "prose",  # 1 for a description in words
+    "foreign",  # share of the query's telling weight that stands for another stack (CUDA, Docker, Java …)
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
-    """Learnt weights. `threshold`: least confidence that is an answer."""
+class Curves:
+    """Learnt weights for one mode (with dense search, or lexical only)."""
 
-    order: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "share": 4.0, "relative": 3.0, "coverage": 1.0, "cosine": 3.0, "cosine_lead": 1.0,
-            "signature": 1.0, "facets": 0.5, "rare": 0.5,
-        }
-    )  # fmt: skip
-    order_lexical: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "share": 4.0, "relative": 3.0, "coverage": 1.0, "cosine": 0.0, "cosine_lead": 0.0,
-            "signature": 1.0, "facets": 0.5, "rare": 0.5,
-        }
-    )  # fmt: skip
-    confidence: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "bias": -2.5, "share": 4.0, "coverage": 2.0, "cosine": 3.0, "signature": 1.5, "facets": 0.3,
-            "lead": 0.5, "known": 1.0, "prose": 0.3,
-        }
-    )  # fmt: skip
-    confidence_lexical: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "bias": -1.5, "share": 5.0, "coverage": 3.0, "cosine": 0.0, "signature": 1.5, "facets": 0.3,
-            "lead": 0.5, "known": 1.0, "prose": 0.3,
-        }
-    )  # fmt: skip
-    threshold: float = 0.35
-    threshold_lexical: float = 0.35
+    order: Mapping[str, float]
+    confidence: Mapping[str, float]
+    known: Mapping[str, float]
+    threshold: float
+
+
+_ORDER = {"share": 4.0, "relative": 3.0, "coverage": 1.0, "signature": 1.0, "facets": 0.5, "rare": 0.5}
+_EVIDENCE = {"bias": -2.5, "share": 4.0, "coverage": 2.0, "signature": 1.5, "known": 1.0, "foreign": -3.0}
+DEFAULTS = {
+    "dense": Curves({**_ORDER, "cosine": 3.0, "cosine_lead": 1.0}, {**_EVIDENCE, "cosine": 3.0}, {**_EVIDENCE, "cosine": 3.0}, 0.35),
+    "lexical": Curves(_ORDER, {**_EVIDENCE, "bias": -1.5}, {**_EVIDENCE, "bias": -1.5}, 0.35),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The curves of both modes and where they were learnt from."""
+
+    curves: Mapping[str, Curves] = field(default_factory=lambda: dict(DEFAULTS))
     learnt_from: str = "defaults"
 
     @classmethod
@@ -75,25 +71,33 @@ class Ranking:
         """The weights in `path`, or the defaults when it is absent or unreadable."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**data)
-        except (OSError, ValueError, TypeError):
+            return cls({mode: Curves(**curves) for mode, curves in data["curves"].items()}, data["learnt_from"])
+        except (OSError, ValueError, TypeError, KeyError):
             return cls()
 
     def save(self, path: Path) -> None:
         """Write the weights as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
+        data = {"learnt_from": self.learnt_from, "curves": {mode: asdict(c) for mode, c in self.curves.items()}}
+        path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
 
     def scores(self, features: NDArray[np.float32], dense: bool) -> NDArray[np.float32]:
         """Order scores of candidates from their features [candidates, len(FEATURES)]."""
-        weights = self.order if dense else self.order_lexical
+        weights = self._mode(dense).order
         return features @ np.array([weights.get(name, 0.0) for name in FEATURES], dtype=np.float32)
 
     def confidence_of(self, evidence: Mapping[str, float], dense: bool) -> float:
-        """Probability that the best candidate is right, from its evidence."""
-        weights = self.confidence if dense else self.confidence_lexical
-        total = weights.get("bias", 0.0) + sum(weights.get(name, 0.0) * evidence[name] for name in CONFIDENCE_FEATURES)
-        return float(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
+        """Probability that the candidate with this evidence is right."""
+        return _logistic(self._mode(dense).confidence, evidence)
 
-    def answers(self, confidence: float, dense: bool) -> bool:
-        """Whether that confidence is enough to answer."""
-        return confidence >= (self.threshold if dense else self.threshold_lexical)
+    def knows(self, evidence: Mapping[str, float], dense: bool) -> bool:
+        """Whether a candidate with this evidence is an answer at all."""
+        curves = self._mode(dense)
+        return _logistic(curves.known, evidence) >= curves.threshold
+
+    def _mode(self, dense: bool) -> Curves:
+        return self.curves["dense" if dense else "lexical"]
+
+
+def _logistic(weights: Mapping[str, float], evidence: Mapping[str, float]) -> float:
+    total = weights.get("bias", 0.0) + sum(weights.get(name, 0.0) * evidence[name] for name in EVIDENCE)
+    return float(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kb.foreign import foreign_share
 from kb.lexical import K1, Segment, term_hash
 from kb.query import Query
 from kb.rank import FEATURES, Ranking
 from kb.vectors import ExactIndex, VectorIndex
 
-POOL = 60
-"""Candidates taken from each stage before fusion."""
+POOL = 40
+"""Candidates taken from each stage and shelf before fusion."""
 SCORED_TERMS = 72
 """Query terms that are scored: the heaviest by weight × rarity."""
 STAGES = ("weights", "signature", "lexical", "dense")
@@ -45,14 +46,13 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One record as the query sees it, before ordering by standing."""
+    """One record as the query sees it, before ordering by standing. matched: which query terms it has [terms]."""
 
     record_id: str
     score: float
     features: Mapping[str, float]
     matched_on: tuple[str, ...]
-    matched_terms: frozenset[int]
-    lexical: float
+    matched: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,9 @@ class Found:
     """Ordered candidates and the evidence for the best one."""
 
     candidates: tuple[Candidate, ...]
-    confidence: float
-    answers: bool
+    evidence: Mapping[str, float]
     dense: bool
-    term_weights: Mapping[int, float]
+    term_weights: NDArray[np.float32]
 
 
 def find(
@@ -95,24 +94,25 @@ def find(
         kept = admits(list(ids))
         ids = {name: None for name in ids if name in kept}
     if not ids:
-        return Found((), 0.0, False, bool(dense_hits), weights)
+        return Found((), {}, bool(dense_hits), np.zeros(0, dtype=np.float32))
     _complete(list(ids), weights, shelves, lexical, table, dense_query if dense_hits else None, dense_hits)
     candidates = _candidates(query, list(ids), weights, lexical, table, dense_hits, signature_hits, ranking)
-    confidence = ranking.confidence_of(evidence(query, candidates, weights, shelves), bool(dense_hits))
-    return Found(
-        tuple(candidates), confidence, ranking.answers(confidence, bool(dense_hits)), bool(dense_hits), weights
-    )
+    factors = np.fromiter(weights.values(), dtype=np.float32, count=len(weights))
+    return Found(tuple(candidates), _evidence(query, candidates, weights, shelves), bool(dense_hits), factors)
 
 
-def evidence(
+def _evidence(
     query: Query, candidates: Sequence[Candidate], weights: Mapping[int, float], shelves: Sequence[Shelf]
 ) -> dict[str, float]:
-    """What speaks for the best candidate, as `Ranking.confidence_of` takes it."""
+    """What speaks for the best candidate (`kb.rank.EVIDENCE`)."""
     best = candidates[0].features
     second = candidates[1].score if len(candidates) > 1 else 0.0
     total = sum(weights.values()) or 1.0
     hashes = np.fromiter(weights, dtype=np.uint64, count=len(weights))
-    counts = sum((shelf_segment.frequencies(hashes) for shelf in shelves for shelf_segment in shelf.segments), np.zeros(len(hashes), dtype=np.int64))
+    counts = np.zeros(len(hashes), dtype=np.int64)
+    for shelf in shelves:
+        for segment in shelf.segments:
+            counts += segment.frequencies(hashes)
     known = sum(weight for weight, count in zip(weights.values(), counts, strict=True) if count)
     return {
         "share": best["share"],
@@ -120,9 +120,11 @@ def evidence(
         "cosine": best["cosine"],
         "signature": best["signature"],
         "facets": best["facets"],
+        "rare": best["rare"],
         "lead": min(1.0, (candidates[0].score - second) / max(abs(candidates[0].score), 1e-6)),
         "known": known / total,
         "prose": float(query.prose),
+        "foreign": foreign_share(query.terms),
     }
 
 
@@ -264,52 +266,45 @@ def _candidates(
     ranking: Ranking,
 ) -> list[Candidate]:
     factors = np.fromiter(weights.values(), dtype=np.float32, count=len(weights))
-    hashes = list(weights)
-    most = float(factors.sum()) * (K1 + 1) or 1.0
-    best = max((lexical.get(name, 0.0) for name in ids), default=0.0) or 1.0
-    facet_hashes = {term_hash(facet) for facet in query.facets}
-    facet_columns = [i for i, value in enumerate(hashes) if value in facet_hashes]
-    rare_columns = np.argsort(-factors, kind="stable")[: max(3, len(factors) // 6)]
-    top_cosines = sorted(dense_hits.values(), reverse=True)[:10]
-    typical = sum(top_cosines) / len(top_cosines) if top_cosines else 0.0
+    none = np.zeros(len(factors), dtype=np.float32)
+    present = np.stack([table.get(name, none) for name in ids]) > 0 if len(factors) else np.zeros((len(ids), 0), dtype=bool)
+    score = np.array([lexical.get(name, 0.0) for name in ids], dtype=np.float32)
+    cosine = np.array([dense_hits.get(name, 0.0) for name in ids], dtype=np.float32)
+    signature = np.array([name in signature_hits for name in ids], dtype=np.float32)
+    total = float(factors.sum()) or 1.0
+    facets = {term_hash(facet) for facet in query.facets}
+    facet_columns = np.array([value in facets for value in weights], dtype=bool)
+    rare = np.argsort(-factors, kind="stable")[: max(3, len(factors) // 6)]
+    top_cosines = np.sort(cosine)[-10:]
     rows = np.zeros((len(ids), len(FEATURES)), dtype=np.float32)
-    matched: list[frozenset[int]] = []
-    for i, name in enumerate(ids):
-        impact = table.get(name)
-        present = impact > 0 if impact is not None else np.zeros(len(factors), dtype=bool)
-        cosine = dense_hits.get(name, 0.0)
-        score = lexical.get(name, 0.0)
-        rows[i] = (
-            score / most,
-            score / best,
-            float(factors[present].sum() / factors.sum()) if len(factors) else 0.0,
-            max(0.0, cosine),
-            cosine - typical if dense_hits else 0.0,
-            float(name in signature_hits),
-            float(present[facet_columns].mean()) if facet_columns else 0.0,
-            float(factors[rare_columns][present[rare_columns]].sum() / factors[rare_columns].sum()) if len(factors) else 0.0,
-        )
-        matched.append(frozenset(hashes[t] for t in np.flatnonzero(present)))
+    rows[:, 0] = score / (total * (K1 + 1))
+    rows[:, 1] = score / (float(score.max()) or 1.0)
+    rows[:, 2] = present @ factors / total
+    rows[:, 3] = np.maximum(0.0, cosine)
+    rows[:, 4] = cosine - top_cosines.mean() if dense_hits else 0.0
+    rows[:, 5] = signature
+    rows[:, 6] = present[:, facet_columns].mean(axis=1) if facet_columns.any() else 0.0
+    rows[:, 7] = present[:, rare] @ factors[rare] / (float(factors[rare].sum()) or 1.0)
     scores = ranking.scores(rows, bool(dense_hits))
     order = sorted(range(len(ids)), key=lambda i: (-float(scores[i]), ids[i]))
+    values = rows.tolist()
     return [
         Candidate(
             ids[i],
             float(scores[i]),
-            dict(zip(FEATURES, map(float, rows[i]), strict=True)),
-            _matched_on(rows[i], ids[i] in signature_hits, bool(dense_hits)),
-            matched[i],
-            lexical.get(ids[i], 0.0),
+            dict(zip(FEATURES, values[i], strict=True)),
+            _matched_on(values[i], bool(dense_hits)),
+            present[i],
         )
         for i in order
     ]
 
 
-def _matched_on(row: NDArray[np.float32], signature: bool, dense: bool) -> tuple[str, ...]:
+def _matched_on(row: list[float], dense: bool) -> tuple[str, ...]:
     """In words, what brought a record up."""
-    named = dict(zip(FEATURES, map(float, row), strict=True))
+    named = dict(zip(FEATURES, row, strict=True))
     reasons: list[str] = []
-    if signature:
+    if named["signature"]:
         reasons.append("exact diagnostic line")
     if named["relative"] >= 0.6:
         reasons.append("terms")

@@ -1,0 +1,321 @@
+"""Learn the ranking from questions with known answers, honestly: held out by source.
+
+A case is `{"query": …, "lesson": id}`, `{"query": …, "must_match": [regex …], "need": n}`, or, for a
+failure the memory does not know, `{"query": …, "kind": "no_answer"}`. `fit` learns; `cross_validate`
+reports what the learnt weights do on sources they never saw. Plain numpy: a few hundred cases and
+a dozen weights need no more.
+
+    measured = measure(cases, shelf, records, encoder)
+    ranking = fit(measured)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb.corpus import load
+from kb.embed import Encoder
+from kb.files import dump_record
+from kb.query import read_query
+from kb.rank import DEFAULTS, EVIDENCE, FEATURES, Curves, Ranking
+from kb.records import Record
+from kb.search import Found, Shelf, find
+
+LEAVE_OUT_WEIGHT = 0.25
+"""Weight of "its lesson was taken away" cases when learning to abstain, against 1 for foreign failures."""
+FOLDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question with what is right for it; `right` is empty for a failure nobody knows."""
+
+    case_id: str
+    query: str
+    right: frozenset[str]
+    source: str
+    style: str
+    kind: str
+
+    @property
+    def answerable(self) -> bool:
+        """Whether any lesson is right."""
+        return self.kind != "no_answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A case with the features of its candidates, for one mode."""
+
+    case: Case
+    ids: tuple[str, ...]
+    features: NDArray[np.float32]
+    found: Found
+
+
+def read_case(data: Mapping[str, Any], records: Mapping[str, Record], texts: Mapping[str, str]) -> Case:
+    """A case from its JSON, `right` being every lesson its judgement accepts."""
+    if data.get("kind") == "no_answer":
+        right: frozenset[str] = frozenset()
+    elif "lesson" in data:
+        right = frozenset([str(data["lesson"])])
+    else:
+        patterns = [re.compile(pattern, re.IGNORECASE) for pattern in data["must_match"]]
+        right = frozenset(
+            name
+            for name, record in records.items()
+            if record.kind == "lesson" and sum(bool(p.search(texts[name])) for p in patterns) >= data["need"]
+        )
+    return Case(
+        str(data["id"]), data["query"], right, str(data.get("source", "")), str(data.get("style", "")),
+        str(data.get("kind", "")),
+    )  # fmt: skip
+
+
+def read_cases(lines: Sequence[Mapping[str, Any]], records: Mapping[str, Record]) -> list[Case]:
+    """All cases; texts are what an agent would read."""
+    texts = {name: dump_record(record) for name, record in records.items()}
+    return [read_case(line, records, texts) for line in lines]
+
+
+def measure(
+    cases: Sequence[Case],
+    shelf: Shelf,
+    records: Mapping[str, Record],
+    encoder: Encoder | None,
+    *,
+    leave_out: bool = False,
+    off: frozenset[str] = frozenset(),
+    max_tokens: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measured]:
+    """Candidates of every case; with `leave_out`, as if its right lessons did not exist."""
+    lessons = {name for name, record in records.items() if record.kind == "lesson"}
+    ranking = Ranking()
+    measured: list[Measured] = []
+    for number, case in enumerate(cases):
+        query = read_query(case.query)
+        vector = encoder.encode([query.dense_text], max_tokens)[0] if encoder is not None else None
+        hidden = case.right if leave_out else frozenset[str]()
+
+        def admits(ids: Sequence[str], hidden: frozenset[str] = hidden) -> set[str]:
+            return {name for name in ids if name in lessons and name not in hidden}
+
+        found = find(query, [shelf], ranking, vector, admits=admits, off=off)
+        ids = tuple(candidate.record_id for candidate in found.candidates)
+        rows = [[candidate.features[name] for name in FEATURES] for candidate in found.candidates]
+        measured.append(Measured(case, ids, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)), found))
+        if progress is not None:
+            progress(number + 1, len(cases))
+    return measured
+
+
+def fit_order(measured: Sequence[Measured], rounds: int = 400, decay: float = 2e-3) -> dict[str, float]:
+    """Weights that put right candidates first: softmax over each case's candidates, by gradient ascent."""
+    useful = [m for m in measured if m.case.right & set(m.ids)]
+    marks = [np.array([name in m.case.right for name in m.ids]) for m in useful]
+    scale = np.std(np.concatenate([m.features for m in useful]), axis=0) + 1e-6
+    weights = np.array([DEFAULTS["dense"].order.get(name, 0.0) for name in FEATURES]) * scale
+    momentum = np.zeros_like(weights)
+    for step in range(rounds):
+        gradient = -decay * weights * len(useful)
+        for m, mark in zip(useful, marks, strict=True):
+            x = m.features / scale
+            p = _softmax(x @ weights)
+            inside = p * mark
+            gradient += x.T @ (inside / max(float(inside.sum()), 1e-9) - p)
+        momentum = 0.9 * momentum + gradient / len(useful)
+        weights = weights + 0.3 * momentum / (1 + step / 100)
+    return {name: round(float(w), 4) for name, w in zip(FEATURES, weights / scale, strict=True)}
+
+
+def fit_curve(rows: NDArray[np.float64], labels: NDArray[np.float64], weights: NDArray[np.float64], decay: float = 0.02) -> dict[str, float]:
+    """A logistic curve over EVIDENCE by Newton's method; `weights` is each row's importance."""
+    mean, scale = rows.mean(axis=0), rows.std(axis=0) + 1e-6
+    x = np.hstack([np.ones((len(rows), 1)), (rows - mean) / scale])
+    beta = np.zeros(x.shape[1])
+    ridge = np.diag([0.0] + [decay * float(weights.sum())] * rows.shape[1]) * 0.1
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-np.clip(x @ beta, -30, 30)))
+        gradient = x.T @ (weights * (labels - p)) - ridge @ beta
+        hessian = (x * (weights * p * (1 - p))[:, None]).T @ x + ridge + 1e-9 * np.eye(x.shape[1])
+        step = np.linalg.solve(hessian, gradient)
+        beta = beta + step
+        if float(np.abs(step).max()) < 1e-7:
+            break
+    slopes = beta[1:] / scale
+    bias = float(beta[0] - slopes @ mean)
+    return {"bias": round(bias, 4), **{name: round(float(s), 4) for name, s in zip(EVIDENCE, slopes, strict=True)}}
+
+
+def fit(measured: Sequence[Measured], absent: Sequence[Measured], mode: str) -> Curves:
+    """All curves of one mode. `absent`: the same questions with their lessons taken away."""
+    order = fit_order(measured)
+    draft = Curves(order, DEFAULTS[mode].confidence, DEFAULTS[mode].known, 0.5)
+    ranked = [(m, *_ranked(m, draft)) for m in measured if m.ids]
+    rows = np.array([_vector(evidence) for _, _, evidence in ranked])
+    right = np.array([float(ids[0] in m.case.right) for m, ids, _ in ranked])
+    confidence = fit_curve(rows, right, np.ones(len(right)))
+
+    answerable = np.array([float(m.case.answerable) for m, _, _ in ranked])
+    missing = [_vector(_ranked(m, draft)[1]) for m in absent if m.ids and m.case.answerable]
+    all_rows = np.vstack([rows, *missing]) if missing else rows
+    labels = np.concatenate([answerable, np.zeros(len(missing))])
+    negatives = max(1.0, float((answerable == 0).sum()))
+    importance = np.concatenate([
+        np.where(answerable == 0, answerable.sum() / negatives, 1.0),
+        np.full(len(missing), LEAVE_OUT_WEIGHT),
+    ])  # fmt: skip
+    known = fit_curve(all_rows, labels, importance)
+    threshold = _best_threshold(known, rows, answerable)
+    return Curves(order, confidence, known, threshold)
+
+
+def _best_threshold(known: Mapping[str, float], rows: NDArray[np.float64], answerable: NDArray[np.float64]) -> float:
+    """The threshold with the best F1 of abstaining, in the middle of its plateau."""
+    scores = np.array([_probability(known, row) for row in rows])
+    best: list[tuple[float, float]] = []
+    for threshold in np.linspace(0.02, 0.98, 193):
+        abstained = scores < threshold
+        hit = float((abstained & (answerable == 0)).sum())
+        precision, recall = hit / max(1.0, float(abstained.sum())), hit / max(1.0, float((answerable == 0).sum()))
+        best.append((2 * precision * recall / max(1e-9, precision + recall), float(threshold)))
+    top = max(score for score, _ in best)
+    plateau = [threshold for score, threshold in best if score >= top - 1e-9]
+    return round(plateau[len(plateau) // 2], 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a ranking achieves on cases: shares, and how often it abstained on known and unknown failures."""
+
+    cases: int
+    recall_1: float
+    recall_3: float
+    mrr_10: float
+    abstain_precision: float
+    abstain_recall: float
+    abstained: int
+
+
+def figures(measured: Sequence[Measured], curves: Callable[[Case], Curves]) -> Figures:
+    """Recall, MRR and abstention of `curves` (which may differ by fold)."""
+    n = first = third = abstained = unknown = unknown_abstained = 0
+    mrr = 0.0
+    for m in measured:
+        chosen = curves(m.case)
+        ids, evidence = _ranked(m, chosen) if m.ids else ((), {})
+        silent = not ids or _probability(chosen.known, _vector(evidence)) < chosen.threshold
+        abstained += silent
+        if not m.case.answerable:
+            unknown += 1
+            unknown_abstained += silent
+            continue
+        n += 1
+        rank = 0 if silent else next((i for i, name in enumerate(ids[:10], 1) if name in m.case.right), 0)
+        first += rank == 1
+        third += 0 < rank <= 3
+        mrr += 1 / rank if rank else 0.0
+    return Figures(
+        n, first / max(1, n), third / max(1, n), mrr / max(1, n),
+        unknown_abstained / abstained if abstained else 1.0, unknown_abstained / unknown if unknown else 1.0, abstained,
+    )  # fmt: skip
+
+
+def cross_validate(
+    measured: Sequence[Measured], absent: Sequence[Measured], mode: str, group: Callable[[Case], str]
+) -> Figures:
+    """The figures when every case is judged by weights learnt without its group."""
+    groups = sorted({group(m.case) for m in measured})
+    fold_of = {name: i % FOLDS for i, name in enumerate(groups)}
+    curves = [
+        fit(
+            [m for m in measured if fold_of[group(m.case)] != fold],
+            [m for m in absent if fold_of[group(m.case)] != fold],
+            mode,
+        )
+        for fold in range(FOLDS)
+    ]
+    return figures(measured, lambda case: curves[fold_of[group(case)]])
+
+
+def _ranked(m: Measured, curves: Curves) -> tuple[tuple[str, ...], dict[str, float]]:
+    """A case's ids in the order of `curves`, and the evidence of the first."""
+    scores = m.features @ np.array([curves.order.get(name, 0.0) for name in FEATURES], dtype=np.float32)
+    order = sorted(range(len(m.ids)), key=lambda i: (-float(scores[i]), m.ids[i]))
+    best = order[0]
+    second = float(scores[order[1]]) if len(order) > 1 else 0.0
+    own = dict(zip(FEATURES, map(float, m.features[best]), strict=True))
+    evidence = dict(m.found.evidence)
+    evidence.update({name: value for name, value in own.items() if name in evidence})
+    evidence["lead"] = min(1.0, (float(scores[best]) - second) / max(abs(float(scores[best])), 1e-6))
+    return tuple(m.ids[i] for i in order), evidence
+
+
+def _vector(evidence: Mapping[str, float]) -> NDArray[np.float64]:
+    return np.array([evidence[name] for name in EVIDENCE], dtype=np.float64)
+
+
+def _probability(curve: Mapping[str, float], row: NDArray[np.float64]) -> float:
+    total = curve["bias"] + sum(curve.get(name, 0.0) * value for name, value in zip(EVIDENCE, row, strict=True))
+    return float(1 / (1 + np.exp(-np.clip(total, -30, 30))))
+
+
+def _softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """A learnt ranking, its figures on sources it never saw, and on its own training cases."""
+
+    ranking: Ranking
+    held_out: dict[str, Figures]
+    training: dict[str, Figures]
+
+
+def learn(
+    folder: Path,
+    compiled: Path,
+    lines: Sequence[Mapping[str, Any]],
+    encoder: Encoder,
+    progress: Callable[[int, int], None] | None = None,
+) -> Learnt:
+    """Learn both modes from cases over the compiled corpus, cross-validated by source.
+
+    Cases whose lesson is not in the corpus are left out. A source is a repository and document, or
+    a repository and issue; all cases of one source fall into the same fold.
+    """
+    corpus = load(folder, compiled)
+    records = dict(corpus.records)
+    usable = [line for line in lines if "lesson" not in line or line["lesson"] in records]
+    cases = read_cases(usable, records)
+    shelf = Shelf()
+    shelf.add(corpus.segment)
+    shelf.vectors.put(corpus.vectors)
+    curves: dict[str, Curves] = {}
+    held_out: dict[str, Figures] = {}
+    training: dict[str, Figures] = {}
+    for number, mode in enumerate(("dense", "lexical")):
+        model = encoder if mode == "dense" else None
+
+        def step(done: int, _total: int, base: int = number * 2 * len(cases)) -> None:
+            if progress is not None:
+                progress(base + done, 4 * len(cases))
+
+        measured = measure(cases, shelf, records, model, progress=step)
+        absent = measure(cases, shelf, records, model, leave_out=True)
+        curves[mode] = fit(measured, absent, mode)
+        held_out[mode] = cross_validate(measured, absent, mode, lambda case: case.source or case.case_id)
+        training[mode] = figures(measured, lambda _case, mode=mode: curves[mode])
+    foreign = sum(not case.answerable for case in cases)
+    told = f"{len(cases) - foreign} questions with a known lesson, {foreign} foreign failures"
+    return Learnt(Ranking(curves, told), held_out, training)

