@@ -95,7 +95,10 @@ def find(
         ids = {name: None for name in ids if name in kept}
     if not ids:
         return Found((), {}, bool(dense_hits), np.zeros(0, dtype=np.float32))
-    _complete(list(ids), weights, shelves, lexical, table, dense_query if dense_hits else None, dense_hits)
+    if "lexical" not in off:
+        _complete_lexical(list(ids), weights, shelves, lexical, table)
+    if dense_hits and dense_query is not None:
+        _complete_dense(list(ids), shelves, dense_query, dense_hits)
     candidates = _candidates(query, list(ids), weights, lexical, table, dense_hits, signature_hits, ranking)
     factors = np.fromiter(weights.values(), dtype=np.float32, count=len(weights))
     return Found(tuple(candidates), _evidence(query, candidates, weights, shelves), bool(dense_hits), factors)
@@ -225,21 +228,24 @@ def _best(
     return []
 
 
-def _complete(
+def _complete_dense(
+    ids: list[str], shelves: Sequence[Shelf], dense_query: NDArray[np.float32], dense_hits: dict[str, float]
+) -> None:
+    """Fill in the cosine of candidates that only words found."""
+    missing = [name for name in ids if name not in dense_hits]
+    for shelf in shelves:
+        if isinstance(shelf.vectors, ExactIndex):
+            dense_hits.update(shelf.vectors.cosines(dense_query, missing))
+
+
+def _complete_lexical(
     ids: list[str],
     weights: Mapping[int, float],
     shelves: Sequence[Shelf],
     lexical: dict[str, float],
     table: dict[str, NDArray[np.float32]],
-    dense_query: NDArray[np.float32] | None,
-    dense_hits: dict[str, float],
 ) -> None:
-    """Fill in the half a candidate was not found by: its cosine, or its lexical score."""
-    if dense_query is not None:
-        for shelf in shelves:
-            if isinstance(shelf.vectors, ExactIndex):
-                missing = [name for name in ids if name not in dense_hits]
-                dense_hits.update(shelf.vectors.cosines(dense_query, missing))
+    """Fill in the lexical score of candidates that only meaning found."""
     missing = {name for name in ids if name not in table}
     if not missing:
         return
