@@ -1,10 +1,10 @@
 """Herdbook's memory: failures with causes and fixes, kernel notes, measured rows, trajectories.
 
-    from kb import MemoryConfig, open_memory
+from kb import MemoryConfig, open_memory
 
-    memory = open_memory(MemoryConfig(corpus=…, compiled=…, home=…, weights=(…,)))
-    answer = memory.explain(open("build.log").read())
-    print("no known match" if answer.no_match else answer.hits[0].record.fix)
+memory = open_memory(MemoryConfig(corpus=…, compiled=…, home=…, weights=(…,)))
+answer = memory.explain(open("build.log").read())
+print("no known match" if answer.no_match else answer.hits[0].record.fix)
 """
 
 from kb.errors import KbError

@@ -91,7 +91,9 @@ def _words(text: str) -> list[str]:
 
 def plain_chroma(client: Any, encoder: Encoder, names: list[str], matrix: Any) -> Rank:
     """Chroma's own query over one vector a lesson, given the same embeddings."""
-    collection = client.get_or_create_collection("bench", embedding_function=None, configuration={"hnsw": {"space": "cosine"}})
+    collection = client.get_or_create_collection(
+        "bench", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+    )
     collection.upsert(ids=names, embeddings=matrix.tolist())
 
     def rank(paste: str) -> tuple[list[str], bool]:

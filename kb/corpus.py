@@ -106,7 +106,9 @@ def build(
     documents = [document_of(record) for record in records.values()]
     segment = Segment.build(documents)
     lines = {
-        name: json.dumps(record.model_dump(mode="json", exclude_defaults=True) | {"kind": record.kind}, ensure_ascii=False)
+        name: json.dumps(
+            record.model_dump(mode="json", exclude_defaults=True) | {"kind": record.kind}, ensure_ascii=False
+        )
         for name, record in records.items()
     }
     compiled.mkdir(parents=True, exist_ok=True)
@@ -142,7 +144,9 @@ def load(folder: Path, compiled: Path) -> Corpus:
     except (OSError, ValueError, KeyError, TypeError) as error:
         records, problems = read_all(folder)
         documents = [document_of(record) for record in records.values()]
-        warning = f"compiled corpus unusable ({error}); read {len(records)} records from {folder} instead, without vectors"
+        warning = (
+            f"compiled corpus unusable ({error}); read {len(records)} records from {folder} instead, without vectors"
+        )
         return Corpus(records, Segment.build(documents), {}, "", (warning, *problems[:5]))
 
 

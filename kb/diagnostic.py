@@ -52,7 +52,9 @@ _NOISE = re.compile(
     r"|Traceback \(most recent call last\)|During handling of the above|The above exception was"
     r"|  \S+\.o\s+[\d.]+ s$|clang(?:\+\+)?: error: (?:ld|linker) command failed|ninja: build stopped|make(?:\[\d+\])?: \[|\w+file:\d+: recipe for)"
 )
-_FRAME = re.compile(r'^\s*(?:File "[^"]+", line \d+|at [\w.$<>]+\(|#\d+ 0x|#\d+\s+\S+ |\S+\.\w+:\d+(?::\d+)?: note: |>>> )')
+_FRAME = re.compile(
+    r'^\s*(?:File "[^"]+", line \d+|at [\w.$<>]+\(|#\d+ 0x|#\d+\s+\S+ |\S+\.\w+:\d+(?::\d+)?: note: |>>> )'
+)
 _GENERIC = re.compile(
     r"(?i)^\s*(?:error: command .* failed|subprocess-exited-with-error|.*CalledProcessError.*|.*returned non-zero exit status.*"
     r"|make.*Error \d+|collect2: error.*|error: process completed with exit code.*|FAILED:? .*|aircc compilation failed:?"

@@ -1,7 +1,7 @@
 """What of a record is searched: weighted text fields, passages to embed, signatures.
 
-    doc = document_of(lesson)
-    doc.weights["pingpong"], doc.passages[0], doc.signatures
+doc = document_of(lesson)
+doc.weights["pingpong"], doc.passages[0], doc.signatures
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def export(memory: Memory, target: Path, ids: list[str] | None = None) -> list[s
         ImportRefused: the target exists and is not an empty folder (nothing is overwritten).
     """
     store = memory.store
-    chosen: list[Stored] = [] if store is None else [s for s in store.changed_since(0) if ids is None or s.record.id in ids]
+    chosen: list[Stored] = (
+        [] if store is None else [s for s in store.changed_since(0) if ids is None or s.record.id in ids]
+    )
     files = {f"{s.record.kind}s/{s.record.id}.md": dump_record(s.record) for s in chosen}
     files[STANDING] = "".join(line + "\n" for line in _standing_lines(memory, chosen, ids))
     if target.name.endswith((".tar.gz", ".tgz", ".tar")):
@@ -72,7 +74,9 @@ def _standing_lines(memory: Memory, chosen: list[Stored], ids: list[str] | None)
         return
     for stored in chosen:
         if stored.seen > 1 or stored.flags:
-            yield json.dumps({"type": "standing", "record": stored.record.id, "seen": stored.seen, "flags": stored.flags})
+            yield json.dumps(
+                {"type": "standing", "record": stored.record.id, "seen": stored.seen, "flags": stored.flags}
+            )
     for event in store.events():
         if event.type not in ("outcome", "conflict", "merged") or (ids is not None and event.record_id not in ids):
             continue
@@ -131,7 +135,7 @@ def import_from(memory: Memory, source: Path, reviewed: bool = False) -> ImportR
         for record in records.values():
             there = store.get(record.id)
             shipped = memory.corpus.records.get(record.id)
-            if there is not None and there.record == record or shipped == record:
+            if (there is not None and there.record == record) or shipped == record:
                 names[record.id] = record.id
                 seen.append(record.id)
                 continue
@@ -215,7 +219,15 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
             yield from _zip_members(source)
         else:
             yield from _tar_members(source)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        NotImplementedError,
+    ) as error:
         raise ImportRefused(f"{source} cannot be read as an archive ({error}); nothing was imported") from None
 
 

@@ -101,9 +101,7 @@ def _sections(lines: list[str], data: dict[str, Any], known: dict[str, str], whe
         if heading:
             field = known.get(heading[1])
             if field is None:
-                raise FileInvalid(
-                    f"{where}:{number}: section {heading[1][:60]!r} is unknown; use {', '.join(known)}"
-                )
+                raise FileInvalid(f"{where}:{number}: section {heading[1][:60]!r} is unknown; use {', '.join(known)}")
             if field in found:
                 raise FileInvalid(f"{where}:{number}: section {heading[1]!r} stands twice")
             found[field] = []

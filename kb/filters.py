@@ -75,7 +75,9 @@ def _fits_device(device: str, devices: list[str]) -> bool:
 
 def _named(value: str, names: list[str]) -> bool:
     flat = re.sub(r"[\s_.-]", "", value.lower())
-    return any(flat in (name := re.sub(r"[\s_.-]", "", other.lower())) or name in flat or name == "any" for other in names)
+    return any(
+        flat in (name := re.sub(r"[\s_.-]", "", other.lower())) or name in flat or name == "any" for other in names
+    )
 
 
 def holds(constraint: str, installed: str) -> bool:

@@ -143,9 +143,9 @@ class Segment:
             parts.append(self.impacts[span].astype(np.float32) * factors[t])
         if not docs:
             return np.zeros(len(self.ids), dtype=np.float32)
-        return np.bincount(
-            np.concatenate(docs), weights=np.concatenate(parts), minlength=len(self.ids)
-        ).astype(np.float32)
+        return np.bincount(np.concatenate(docs), weights=np.concatenate(parts), minlength=len(self.ids)).astype(
+            np.float32
+        )
 
     def matched(self, hashes: NDArray[np.uint64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
         """The impact of each term in each of `documents` (ascending), 0 where absent [documents, terms]."""

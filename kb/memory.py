@@ -179,7 +179,11 @@ class Memory:
         chosen = where or Filters()
         hits = [self._hit(name, r, None, 1.0, ()) for name, r in self.corpus.records.items() if chosen.admits(r)]
         if self.store is not None:
-            hits += [self._hit(s.record.id, s.record, s, 1.0, ()) for s in self.store.changed_since(0) if chosen.admits(s.record)]
+            hits += [
+                self._hit(s.record.id, s.record, s, 1.0, ())
+                for s in self.store.changed_since(0)
+                if chosen.admits(s.record)
+            ]
         return hits
 
     def _ask(self, paste: str, filters: Filters, limit: int, off: frozenset[str] = frozenset()) -> Answer:
@@ -197,7 +201,9 @@ class Memory:
             hits = tuple(self._as_hit(candidate, found) for candidate in ordered[: max(1, limit)])
         shown = tuple(signature_of(line).text for line in query.lines[:4])
         no_match = not ordered or not self._ranking.knows(self._evidence(ordered[0], found), found.dense)
-        return Answer(hits, no_match, hits[0].confidence if hits else 0.0, shown, query.facets[:12], (*self._warnings, *warnings))
+        return Answer(
+            hits, no_match, hits[0].confidence if hits else 0.0, shown, query.facets[:12], (*self._warnings, *warnings)
+        )
 
     def _query_vector(self, query: Query) -> tuple[Vectors | None, list[str]]:
         if not self.config.dense or not query.dense_text:
@@ -252,7 +258,9 @@ class Memory:
                 if self._reviewed(name) or scores[name] < lowest:
                     continue
                 same = _same_failure(candidate, solid, marks, found.term_weights)
-                ceiling = min((scores[r.record_id] for r, is_same in zip(solid, same, strict=True) if is_same), default=None)
+                ceiling = min(
+                    (scores[r.record_id] for r, is_same in zip(solid, same, strict=True) if is_same), default=None
+                )
                 if self._flags(name):
                     ceiling = lowest
                 if ceiling is not None and scores[name] >= ceiling:
@@ -501,7 +509,9 @@ class Memory:
             path.rename(path.with_name(path.name + ".damaged"))
         except OSError:
             pass
-        self._warn(f"search index {path.name} was damaged ({reason[:120]}) and set aside; it is rebuilt from the records")
+        self._warn(
+            f"search index {path.name} was damaged ({reason[:120]}) and set aside; it is rebuilt from the records"
+        )
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
@@ -521,7 +531,9 @@ class Memory:
                 except (WeightsMissing, OSError, ValueError) as error:
                     self._encoder_failed = str(error)
                 except Exception as error:  # safetensors and tokenizers raise their own kinds for a damaged file
-                    self._encoder_failed = f"the weights cannot be read ({type(error).__name__}); run 'herdbook setup --force'"
+                    self._encoder_failed = (
+                        f"the weights cannot be read ({type(error).__name__}); run 'herdbook setup --force'"
+                    )
             return self._encoder
 
     def warm(self, batch: int = 16) -> None:

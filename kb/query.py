@@ -1,7 +1,7 @@
 """A raw paste or a sentence to a query: weighted terms, signatures, a text to embed.
 
-    query = read_query(open("build.log").read())
-    query.signatures, query.terms["pingpong"], query.dense_text
+query = read_query(open("build.log").read())
+query.signatures, query.terms["pingpong"], query.dense_text
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _term_weights(lines: list[Line]) -> dict[str, float]:
     return weights
 
 
-_DENSE_JUNK = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}[/\\]?|0x[0-9a-fA-F]{5,}|\b[0-9a-f]{10,}\b|[=\-*#|]{3,}")
+_DENSE_JUNK = re.compile(
+    r"(?:[A-Za-z]:)?(?:[/\\][\w.+@~-]+){2,}[/\\]?|0x[0-9a-fA-F]{5,}|\b[0-9a-f]{10,}\b|[=\-*#|]{3,}"
+)
 
 
 def _dense_text(lines: list[Line], prose: bool) -> str:

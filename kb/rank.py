@@ -54,7 +54,9 @@ class Curves:
 _ORDER = {"share": 4.0, "relative": 3.0, "coverage": 1.0, "signature": 1.0, "facets": 0.5, "rare": 0.5}
 _EVIDENCE = {"bias": -2.5, "share": 4.0, "coverage": 2.0, "signature": 1.5, "known": 1.0, "foreign": -3.0}
 DEFAULTS = {
-    "dense": Curves({**_ORDER, "cosine": 3.0, "cosine_lead": 1.0}, {**_EVIDENCE, "cosine": 3.0}, {**_EVIDENCE, "cosine": 3.0}, 0.35),
+    "dense": Curves(
+        {**_ORDER, "cosine": 3.0, "cosine_lead": 1.0}, {**_EVIDENCE, "cosine": 3.0}, {**_EVIDENCE, "cosine": 3.0}, 0.35
+    ),
     "lexical": Curves(_ORDER, {**_EVIDENCE, "bias": -1.5}, {**_EVIDENCE, "bias": -1.5}, 0.35),
 }
 

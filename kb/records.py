@@ -247,9 +247,7 @@ class Dispute(_Record):
     notes: Text = ""
 
 
-Record = Annotated[
-    Lesson | KernelNote | KernelRow | Trajectory | ModelRow | Dispute, Field(discriminator="kind")
-]
+Record = Annotated[Lesson | KernelNote | KernelRow | Trajectory | ModelRow | Dispute, Field(discriminator="kind")]
 KINDS: dict[str, type[_Record]] = {
     "lesson": Lesson,
     "kernel_note": KernelNote,

@@ -78,7 +78,9 @@ _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("password", _c(r"(?i)(\s(?:--password|--pass|--token|--api-key|--secret)[= ])\S{4,400}")),
 )  # fmt: skip
 _KEEP_PREFIX = frozenset({"url-password", "bearer-token", "cookie", "password"})
-_INNOCENT_VALUE = re.compile(r"(?i)^(?:none|null|true|false|required|missing|empty|not|\$\{?\w+\}?|<[^>]*>|\*+|x{3,}|\.\.\.)[\s\"']*$")
+_INNOCENT_VALUE = re.compile(
+    r"(?i)^(?:none|null|true|false|required|missing|empty|not|\$\{?\w+\}?|<[^>]*>|\*+|x{3,}|\.\.\.)[\s\"']*$"
+)
 
 _HOME = re.compile(r"(?:/home/|/Users/|/var/home/|/export/home/)[^/\s:\"'<>|()\[\],;]+|/root(?=/|\b)")
 _WINDOWS_HOME = re.compile(r"(?i)\b[a-z]:\\+(?:users|documents and settings)\\+[^\\\s:\"'<>|]+")
@@ -142,7 +144,9 @@ def _ipv4(match: re.Match[str], removed: Counter[str]) -> str:
     if _LOOPBACK.fullmatch(match[0]) or _VERSION_BEFORE.search(before):
         return match[0]
     first = int(match[0].split(".")[0])
-    private = re.match(r"10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|169\.254\.|100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])\.", match[0])
+    private = re.match(
+        r"10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|169\.254\.|100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])\.", match[0]
+    )
     if not private and (first < 20 or first == 32):
         return match[0]  # driver and package versions (1.7.1.14, 2.18.0.0, 32.0.203.240) are far likelier
     return _mark("ip", removed)

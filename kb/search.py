@@ -273,7 +273,9 @@ def _candidates(
 ) -> list[Candidate]:
     factors = np.fromiter(weights.values(), dtype=np.float32, count=len(weights))
     none = np.zeros(len(factors), dtype=np.float32)
-    present = np.stack([table.get(name, none) for name in ids]) > 0 if len(factors) else np.zeros((len(ids), 0), dtype=bool)
+    present = (
+        np.stack([table.get(name, none) for name in ids]) > 0 if len(factors) else np.zeros((len(ids), 0), dtype=bool)
+    )
     score = np.array([lexical.get(name, 0.0) for name in ids], dtype=np.float32)
     cosine = np.array([dense_hits.get(name, 0.0) for name in ids], dtype=np.float32)
     signature = np.array([name in signature_hits for name in ids], dtype=np.float32)

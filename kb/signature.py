@@ -38,7 +38,9 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _CODE = re.compile(
     r"\b(?:0x[0-9a-fA-F]{1,5}|ERT_CMD_STATE_\w+|[A-Z]{2,}(?:_[A-Z0-9]+)+|E[A-Z]{3,}|err(?:or)?[ =:]*-?\d+|-\d{1,3})\b"
 )
-_OP = re.compile(r"'?\b(?:aie|aiex|air|airrt|memref|linalg|vector|scf|func|arith|affine|aievec|llvm|xilinx|amdaie)\.[\w.]+")
+_OP = re.compile(
+    r"'?\b(?:aie|aiex|air|airrt|memref|linalg|vector|scf|func|arith|affine|aievec|llvm|xilinx|amdaie)\.[\w.]+"
+)
 _SHAPE = re.compile(r"\b\d+(?:[x×]\d+)+(?:x?[bfiu]+\d+)?\b")
 _FLAG = re.compile(r"(?<!\w)--?[A-Za-z][\w-]+")
 

@@ -251,7 +251,7 @@ class Store:
                 marks = ",".join("?" * len(part))
                 rows = self.db.execute(
                     "SELECT v.record_id, v.data FROM vectors v JOIN records r ON r.id = v.record_id "
-                    f"AND r.fingerprint = v.fingerprint WHERE v.model = ? AND v.record_id IN ({marks})",  # noqa: S608
+                    f"AND r.fingerprint = v.fingerprint WHERE v.model = ? AND v.record_id IN ({marks})",
                     [model, *part],
                 )
                 found.update(rows)
@@ -297,7 +297,9 @@ class Store:
         with self.transaction():
             if self.db.execute("SELECT 1 FROM records WHERE id = ?", (record.id,)).fetchone():
                 raise KbError(f"record id {record.id!r} is taken; choose another id")
-            seq = self._append("contributed", record.id, {**(event or {}), "record": _plain(record), "flags": list(flags)})
+            seq = self._append(
+                "contributed", record.id, {**(event or {}), "record": _plain(record), "flags": list(flags)}
+            )
             self._put(record, seq, flags=flags)
         return seq
 
@@ -418,7 +420,9 @@ def _statements(script: str) -> Iterator[str]:
 
 def _is_damage(error: sqlite3.Error) -> bool:
     text = str(error).lower()
-    return any(word in text for word in ("malformed", "not a database", "file is encrypted", "disk image", "no such table"))
+    return any(
+        word in text for word in ("malformed", "not a database", "file is encrypted", "disk image", "no such table")
+    )
 
 
 def _advice(path: Path, error: sqlite3.Error) -> str:
@@ -469,14 +473,16 @@ def _salvage(aside: Path, store: Store) -> tuple[int, int]:
     kept = 0
     with store.transaction():
         for at, kind, record_id, data in events:
-            store.db.execute("INSERT INTO events(at, type, record_id, data) VALUES (?,?,?,?)", (at, kind, record_id, data))
+            store.db.execute(
+                "INSERT INTO events(at, type, record_id, data) VALUES (?,?,?,?)", (at, kind, record_id, data)
+            )
         for record_id, body, seen, flags in records.values():
             try:
                 record = record_from_dict(lift(_json(body)))
             except KbError:
                 continue
             seq = store.note("salvaged", record_id, {"from": aside.name})
-            store._put(record, seq, flags=_json_list(flags), seen=seen)  # noqa: SLF001
+            store._put(record, seq, flags=_json_list(flags), seen=seen)
             kept += 1
     old.close()
     return kept, len(events)

@@ -136,7 +136,9 @@ def fit_order(measured: Sequence[Measured], rounds: int = 400, decay: float = 2e
     return {name: round(float(w), 4) for name, w in zip(FEATURES, weights / scale, strict=True)}
 
 
-def fit_curve(rows: NDArray[np.float64], labels: NDArray[np.float64], weights: NDArray[np.float64], decay: float = 0.02) -> dict[str, float]:
+def fit_curve(
+    rows: NDArray[np.float64], labels: NDArray[np.float64], weights: NDArray[np.float64], decay: float = 0.02
+) -> dict[str, float]:
     """A logistic curve over EVIDENCE by Newton's method; `weights` is each row's importance."""
     mean, scale = rows.mean(axis=0), rows.std(axis=0) + 1e-6
     x = np.hstack([np.ones((len(rows), 1)), (rows - mean) / scale])

@@ -134,9 +134,7 @@ class ChromaIndex:
         except ImportError:
             raise StoreUnavailable("chromadb is not installed; pip install 'herdbook[shared]'") from None
         try:
-            client = chromadb.HttpClient(
-                host=host, port=port, ssl=ssl, settings=Settings(anonymized_telemetry=False)
-            )
+            client = chromadb.HttpClient(host=host, port=port, ssl=ssl, settings=Settings(anonymized_telemetry=False))
             # No embedding function: vectors are always given, so Chroma's default model is never fetched.
             self._collection: Any = client.get_or_create_collection(
                 collection, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}

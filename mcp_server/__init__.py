@@ -1,9 +1,9 @@
 """Herdbook over MCP and on the command line.
 
-    from mcp_server import Config, build_server
+from mcp_server import Config, build_server
 
-    server = build_server(Config.from_environment())
-    server.run("stdio")
+server = build_server(Config.from_environment())
+server.run("stdio")
 """
 
 from mcp_server.config import Config

@@ -235,7 +235,9 @@ def _grow(config: Config, have: int, want: int, progress: Callable[[int, int], N
     memory = open_memory(config.memory())
     store = memory.store
     assert store is not None
-    words = sorted({w for r in memory.corpus.records.values() if isinstance(r, Lesson) for w in terms(r.symptom) if w.isalpha()})
+    words = sorted(
+        {w for r in memory.corpus.records.values() if isinstance(r, Lesson) for w in terms(r.symptom) if w.isalpha()}
+    )
     rng = random.Random(have)
     generator = np.random.default_rng(have)
 

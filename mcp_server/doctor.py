@@ -31,7 +31,9 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order a newcomer should fix them."""
-    found = [Finding("herdbook", "pass", f"{herdbook_version()} on Python {platform.python_version()} ({sys.platform})")]
+    found = [
+        Finding("herdbook", "pass", f"{herdbook_version()} on Python {platform.python_version()} ({sys.platform})")
+    ]
     try:
         config = Config.from_environment()
     except ValueError as error:

@@ -62,7 +62,9 @@ def _lesson_panel(lesson: LessonReply) -> None:
     body.append("[dim]" + escape(" · ".join(fact for fact in facts if fact)) + "[/]")
     title = f"[bold]{escape(lesson.title)}[/]"
     where = f"{lesson.id} · confidence {lesson.confidence:.2f} · {', '.join(lesson.matched_on)}"
-    console.print(Panel("\n\n".join(body), title=title, subtitle=escape(where), border_style="green", title_align="left"))
+    console.print(
+        Panel("\n\n".join(body), title=title, subtitle=escape(where), border_style="green", title_align="left")
+    )
 
 
 def _table(lessons: list[LessonReply]) -> Table:

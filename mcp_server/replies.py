@@ -102,7 +102,9 @@ class ContributeReply(BaseModel):
     status: str
     redacted: dict[str, int] = Field(default_factory=dict, description="what was taken out before storing, by kind")
     cautions: list[str] = Field(default_factory=list)
-    conflicts_with: list[str] = Field(default_factory=list, description="records of the same signature that say otherwise")
+    conflicts_with: list[str] = Field(
+        default_factory=list, description="records of the same signature that say otherwise"
+    )
     seen: int
     next_step: str
 

@@ -46,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8765, help="port to bind (default 8765)")
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a Host header to accept besides the bound address"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a Host header to accept besides the bound address",
     )
     return parser
 

