@@ -116,14 +116,15 @@ def build(
     (compiled / RECORDS).write_text("".join(line + "\n" for line in lines.values()), encoding="utf-8", newline="\n")
     segment.save(compiled / POSTINGS)
     _save_vectors(compiled / VECTORS, documents, vectors)
+    digest = source_digest(folder)
     manifest = {
         "format": FORMAT,
-        "source": source_digest(folder),
+        "source": digest,
         "records": len(records),
         "files": {name: _file_digest(compiled / name) for name in (RECORDS, POSTINGS, VECTORS)},
     }
     (compiled / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8", newline="\n")
-    return Corpus(records, segment, _by_record(documents, vectors), manifest["source"])
+    return Corpus(records, segment, _by_record(documents, vectors), digest)
 
 
 def load(folder: Path, compiled: Path) -> Corpus:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,14 @@ class Encoder:
     @classmethod
     def open(cls, folder: Path, stamp: Path | None = None) -> Encoder:
         """The encoder for the weights in `folder`. Raises WeightsMissing."""
-        from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
+        files: Any = import_module("safetensors.numpy")
+        tokenizers: Any = import_module("tokenizers")
 
         verify_weights(folder, stamp)
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         tokenizer.no_padding()
         tokenizer.enable_truncation(MAX_TOKENS)
-        return cls(load_file(folder / WEIGHTS_FILE), tokenizer)
+        return cls(files.load_file(folder / WEIGHTS_FILE), tokenizer)
 
     def encode(self, texts: Sequence[str], max_tokens: int = MAX_TOKENS, batch: int = 32) -> Vectors:
         """Unit vectors of `texts` [len(texts), 384]; an empty text gives the vector of an empty sentence."""
@@ -121,7 +122,7 @@ class Encoder:
             tokens[i, : len(row)] = row
             mask[i, : len(row)] = 1.0
         w = self._w
-        hidden = (
+        hidden: Any = (
             w["embeddings.word_embeddings.weight"][tokens]
             + w["embeddings.position_embeddings.weight"][:width]
             + w["embeddings.token_type_embeddings.weight"][0]
@@ -160,21 +161,21 @@ class _Layer:
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = (scores @ v).transpose(0, 2, 1, 3).reshape(-1, size)
-        flat = hidden.reshape(-1, size)
+        flat: Any = hidden.reshape(-1, size)
         flat = _layer_norm(flat + mixed @ self.out + self.out_bias, *self.norm1)
         inner = _gelu(flat @ self.up + self.up_bias)
         flat = _layer_norm(flat + inner @ self.down + self.down_bias, *self.norm2)
         return flat.reshape(rows, width, size)
 
 
-def _layer_norm(x: Vectors, weight: Vectors, bias: Vectors) -> Vectors:
+def _layer_norm(x: Any, weight: Vectors, bias: Vectors) -> Any:
     mean = x.mean(axis=-1, keepdims=True)
     centred = x - mean
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     return centred / np.sqrt(variance + np.float32(1e-12)) * weight + bias
 
 
-def _gelu(x: Vectors) -> Vectors:
+def _gelu(x: Vectors) -> Any:
     """Exact GELU; erf by Abramowitz and Stegun 7.1.26 (absolute error under 1.5e-7)."""
     z = np.abs(x) * np.float32(0.7071067811865476)
     t = 1.0 / (1.0 + np.float32(0.3275911) * z)

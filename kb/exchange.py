@@ -162,7 +162,7 @@ def _take_standing(memory: Memory, lines: list[dict[str, Any]], names: dict[str,
     known = {event.data.get("origin") or f"{event.at}/{event.seq}" for event in store.events()}
     votes = 0
     for line in lines:
-        record_id = names.get(line["record"], line["record"])
+        record_id = str(names.get(line["record"], line["record"]))
         if line["type"] == "standing":
             stored = store.get(record_id)
             if stored is not None and record_id in new and line["seen"] > stored.seen:

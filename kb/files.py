@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -29,7 +29,10 @@ _HEADING = re.compile(r"^## (.+?)\s*$")
 _LOOKS_LIKE_HEADING = re.compile(r"^\\*## ")
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):
     """Safe YAML without aliases (front matter bombs), repeated keys or deep nesting."""
 
     depth = 0
@@ -41,7 +44,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         if self.depth > _MAX_DEPTH:
             raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
         try:
-            return super().compose_node(parent, index)
+            return cast("yaml.Node | None", _Base.compose_node(self, parent, index))
         finally:
             self.depth -= 1
 
@@ -50,7 +53,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         twice = {str(key) for key in keys if keys.count(key) > 1} if len(keys) < 500 else {"too many keys"}
         if twice:
             raise yaml.YAMLError(f"key written twice: {', '.join(sorted(twice))}")
-        return super().construct_mapping(node, deep=deep)
+        return cast("dict[Hashable, Any]", _Base.construct_mapping(self, node, deep=deep))
 
 
 def parse_record(text: str, where: str = "record") -> Record:
@@ -84,13 +87,13 @@ def parse_record(text: str, where: str = "record") -> Record:
 def _front_matter(text: str, where: str) -> dict[str, Any]:
     try:
         # _Loader derives from SafeLoader: no object construction.
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506
+        data: Any = yaml.load(text, Loader=_Loader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = " ".join(str(error).split())[:300]
         raise FileInvalid(f"{where}: front matter is not valid YAML: {message}") from None
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", data)):
         raise FileInvalid(f"{where}: front matter is a list of 'field: value' lines")
-    return data
+    return cast("dict[str, Any]", data)
 
 
 def _sections(lines: list[str], data: dict[str, Any], known: dict[str, str], where: str, first: int) -> None:
@@ -142,13 +145,14 @@ def dump_record(record: Record) -> str:
     rest = {key: value for key, value in data.items() if key not in head and key not in sections.values()}
     rest["provenance"] = [p.model_dump(exclude_none=True) for p in record.provenance]
     head.update(rest)
-    front = yaml.dump(head, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
+    front = cast("Any", yaml).dump(head, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, width=110)
     parts = [f"---\n{front}---\n"]
     for heading, field in sections.items():
         value = data.get(field)
         if not value:
             continue
-        text = "\n".join(f"- {item}" for item in value) if isinstance(value, list) else value
+        items = cast("list[str]", value) if isinstance(value, list) else None
+        text: str = str(cast("Any", value)) if items is None else "\n".join(f"- {item}" for item in items)
         body = "\n".join("\\" + line if _LOOKS_LIKE_HEADING.match(line) else line for line in text.split("\n"))
         parts.append(f"\n## {heading}\n{body}\n")
     return "".join(parts)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,7 @@ class Memory:
         """
         chosen = filters or Filters()
         if not chosen.kinds:
-            chosen = Filters(**{**_as_dict(chosen), "kinds": ("lesson",)})
+            chosen = replace(chosen, kinds=("lesson",))
         return self._ask(paste, chosen, limit, off)
 
     def search(self, text: str, filters: Filters | None = None, limit: int = 8) -> Answer:
@@ -650,9 +650,10 @@ def _redacted(value: Any, removed: dict[str, int]) -> Any:
             removed[kind] = removed.get(kind, 0) + count
         return result.text
     if isinstance(value, Mapping):
-        return {_redacted(key, removed): _redacted(item, removed) for key, item in value.items()}
+        pairs = cast("Mapping[Any, Any]", value)
+        return {_redacted(key, removed): _redacted(item, removed) for key, item in pairs.items()}
     if isinstance(value, list | tuple):
-        return [_redacted(item, removed) for item in value]
+        return [_redacted(item, removed) for item in cast("Sequence[Any]", value)]
     return value
 
 
@@ -692,7 +693,3 @@ def _alike(a: Lesson, b: Lesson) -> float:
     """Share of cause-and-fix terms in common (Jaccard)."""
     left, right = set(terms(f"{a.cause} {a.fix}")), set(terms(f"{b.cause} {b.fix}"))
     return len(left & right) / max(1, len(left | right))
-
-
-def _as_dict(filters: Filters) -> dict[str, Any]:
-    return {name: getattr(filters, name) for name in Filters.__slots__}

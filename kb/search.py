@@ -220,8 +220,9 @@ def _best(
         top = top[values[top] > 0]
         if admits is None:
             return [int(d) for d in top]
-        kept = admits([segment.ids[d] for d in top])
-        chosen = [int(d) for d in top if segment.ids[d] in kept]
+        numbers = [int(d) for d in top]
+        kept = admits([segment.ids[d] for d in numbers])
+        chosen = [d for d in numbers if segment.ids[d] in kept]
         if len(chosen) >= pool or take == len(values) or len(top) < take:
             return sorted(chosen, key=lambda d: -values[d])[:pool]
         take = min(len(values), take * 8)
@@ -255,7 +256,9 @@ def _complete_lexical(
         for segment, dropped in zip(shelf.segments, shelf.dropped, strict=True):
             numbers = [d for name in missing if (d := segment.number_of(name)) is not None and d not in dropped]
             numbers.sort()
-            impacts = segment.matched(hashes, np.array(numbers, dtype=np.int64)) if numbers else []
+            if not numbers:
+                continue
+            impacts = segment.matched(hashes, np.array(numbers, dtype=np.int64))
             for document, impact in zip(numbers, impacts, strict=True):
                 lexical[segment.ids[document]] = float(impact @ factors)
                 table[segment.ids[document]] = impact

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
@@ -249,18 +249,15 @@ class Store:
             for start in range(0, len(ids), 500):
                 part = list(ids[start : start + 500])
                 marks = ",".join("?" * len(part))
-                rows = self.db.execute(
-                    "SELECT v.record_id, v.data FROM vectors v JOIN records r ON r.id = v.record_id "
-                    f"AND r.fingerprint = v.fingerprint WHERE v.model = ? AND v.record_id IN ({marks})",
-                    [model, *part],
-                )
+                sql = f"{_FITTING_VECTORS} AND v.record_id IN ({marks})"
+                rows = self.db.execute(sql, [model, *part])
                 found.update(rows)
         return found
 
     # -- writing -----------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Generator[None]:
         """One write transaction: all of it or nothing. Nested use joins the outer one."""
         if self._entered:
             yield
@@ -300,7 +297,7 @@ class Store:
             seq = self._append(
                 "contributed", record.id, {**(event or {}), "record": _plain(record), "flags": list(flags)}
             )
-            self._put(record, seq, flags=flags)
+            self.put_state(record, seq, flags=flags)
         return seq
 
     def replace(self, record: Record, kind: str, event: Mapping[str, Any], *, seen: int | None = None) -> int:
@@ -310,7 +307,7 @@ class Store:
             if old is None:
                 raise KbError(f"record {record.id!r} is not in the user store")
             seq = self._append(kind, record.id, {**event, "record": _plain(record)})
-            self._put(record, seq, flags=old.flags, seen=old.seen if seen is None else seen)
+            self.put_state(record, seq, flags=old.flags, seen=old.seen if seen is None else seen)
         return seq
 
     def note(self, kind: str, record_id: str, data: Mapping[str, Any]) -> int:
@@ -338,7 +335,8 @@ class Store:
         )
         return int(cursor.lastrowid or 0)
 
-    def _put(self, record: Record, seq: int, *, flags: Sequence[str], seen: int = 1) -> None:
+    def put_state(self, record: Record, seq: int, *, flags: Sequence[str], seen: int = 1) -> None:
+        """Make `record` the current state as of event `seq`; only inside a transaction that appended it."""
         self.db.execute(
             "INSERT OR REPLACE INTO records(id, kind, status, fingerprint, body, seq, seen, flags) VALUES (?,?,?,?,?,?,?,?)",
             (
@@ -353,6 +351,10 @@ class Store:
         )
 
 
+_FITTING_VECTORS = (
+    "SELECT v.record_id, v.data FROM vectors v JOIN records r "
+    "ON r.id = v.record_id AND r.fingerprint = v.fingerprint WHERE v.model = ?"
+)
 _COLUMNS = "id, body, seen, flags, seq"
 
 
@@ -440,7 +442,7 @@ def _advice(path: Path, error: sqlite3.Error) -> str:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: Path) -> Generator[None]:
     """SQLite's errors as ours, with what to do."""
     try:
         yield
@@ -482,7 +484,7 @@ def _salvage(aside: Path, store: Store) -> tuple[int, int]:
             except KbError:
                 continue
             seq = store.note("salvaged", record_id, {"from": aside.name})
-            store._put(record, seq, flags=_json_list(flags), seen=seen)
+            store.put_state(record, seq, flags=_json_list(flags), seen=seen)
             kept += 1
     old.close()
     return kept, len(events)
@@ -501,15 +503,15 @@ def _readable(db: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
 
 def _json(text: Any) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data: Any = json.loads(text)
     except (TypeError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
+    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
 
 
 def _json_list(text: Any) -> list[str]:
     try:
-        data = json.loads(text)
+        data: Any = json.loads(text)
     except (TypeError, ValueError):
         return []
-    return [str(item) for item in data] if isinstance(data, list) else []
+    return [str(item) for item in cast("list[Any]", data)] if isinstance(data, list) else []

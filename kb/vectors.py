@@ -13,6 +13,7 @@ folder lose vectors (measured), one owning server does not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -129,12 +130,12 @@ class ChromaIndex:
             StoreUnavailable: chromadb is not installed or the server does not answer.
         """
         try:
-            import chromadb
-            from chromadb.config import Settings
+            chromadb: Any = import_module("chromadb")
+            settings: Any = import_module("chromadb.config").Settings(anonymized_telemetry=False)
         except ImportError:
             raise StoreUnavailable("chromadb is not installed; pip install 'herdbook[shared]'") from None
         try:
-            client = chromadb.HttpClient(host=host, port=port, ssl=ssl, settings=Settings(anonymized_telemetry=False))
+            client = chromadb.HttpClient(host=host, port=port, ssl=ssl, settings=settings)
             # No embedding function: vectors are always given, so Chroma's default model is never fetched.
             self._collection: Any = client.get_or_create_collection(
                 collection, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}

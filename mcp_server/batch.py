@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kb import Filters, KbError, Memory, dump_record
 
@@ -28,12 +28,16 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            case = json.loads(line)
+            case: Any = json.loads(line)
         except ValueError as error:
             raise KbError(f"{path}:{number}: not JSON ({error})") from None
-        if not isinstance(case, dict) or not isinstance(case.get("query"), str) or "id" not in case:
+        if (
+            not isinstance(case, dict)
+            or not isinstance(cast("dict[str, Any]", case).get("query"), str)
+            or "id" not in case
+        ):
             raise KbError(f"{path}:{number}: a case needs an 'id' and a 'query' string")
-        cases.append(case)
+        cases.append(cast("dict[str, Any]", case))
     return cases
 
 

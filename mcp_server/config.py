@@ -23,6 +23,8 @@ VARIABLES = {
     "HERDBOOK_CHROMA": "host:port of a running Chroma server to keep the vectors in",
     "HERDBOOK_TOKEN": "bearer token that 'herdbook serve --http' asks for",
     "HERDBOOK_CLIENT": "name under which outcomes of this client are counted",
+    "VISUAL": "editor that 'herdbook contribute' opens",
+    "EDITOR": "the same, when VISUAL is unset",
 }
 """Every environment variable Herdbook reads, and what it is for."""
 
@@ -73,6 +75,12 @@ def default_home() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("herdbook", appauthor=False))
+
+
+def editor() -> str:
+    """The user's editor command."""
+    fallback = "notepad" if os.name == "nt" else "vi"
+    return os.environ.get("VISUAL") or os.environ.get("EDITOR") or fallback
 
 
 def package_folder(name: str) -> Path:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 class ConnectRefused(ValueError):
@@ -118,14 +118,15 @@ def snippet(host: Host, item: dict[str, Any]) -> str:
 
 def _json(host: Host, path: Path, before: str, item: dict[str, Any]) -> str:
     try:
-        data = json.loads(before) if before.strip() else {}
+        data: Any = json.loads(before) if before.strip() else {}
     except ValueError as error:
         raise ConnectRefused(
             f"{path} is not plain JSON ({error}), so it is left alone; add this by hand:\n{snippet(host, item)}"
         ) from None
-    if not isinstance(data, dict) or not isinstance(data.get(host.key, {}), dict):
+    servers: Any = cast("dict[str, Any]", data).get(host.key, {}) if isinstance(data, dict) else None
+    if not isinstance(servers, dict):
         raise ConnectRefused(f"{path} has another shape than expected; add this by hand:\n{snippet(host, item)}")
-    data.setdefault(host.key, {})["herdbook"] = item
+    data[host.key] = {**cast("dict[str, Any]", servers), "herdbook": item}
     indent: int | str = "\t" if "\n\t" in before else next((n for n in (2, 4) if f'\n{" " * n}"' in before), 2)
     return json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
 

@@ -24,6 +24,12 @@ def emit(data: dict[str, Any], as_json: bool) -> bool:
     return as_json
 
 
+def say(data: dict[str, Any], as_json: bool, text: str) -> None:
+    """`data` as JSON when asked to, else the one line `text`."""
+    if not emit(data, as_json):
+        console.print(text, markup=False, soft_wrap=True)
+
+
 def fail(message: str, *, as_json: bool = False) -> NoReturn:
     """Say what is wrong and what to do, and leave with 2."""
     if as_json:

@@ -47,9 +47,10 @@ class ExplainReply(BaseModel):
 
     no_match: bool
     summary: str
-    lessons: list[LessonReply] = Field(default_factory=list, description="best first; empty when no_match")
+    lessons: list[LessonReply] = Field(default_factory=list[LessonReply], description="best first; empty when no_match")
     nearest: list[LessonReply] = Field(
-        default_factory=list, description="only when no_match: nearest records, NOT known to be this failure"
+        default_factory=list[LessonReply],
+        description="only when no_match: nearest records, NOT known to be this failure",
     )
     signature: list[str] = Field(default_factory=list, description="the diagnostic lines the search went by, masked")
     facets: list[str] = Field(default_factory=list, description="limits, shapes, ops, codes and flags in them")
