@@ -10,6 +10,8 @@ bincount. Segments are disposable: they are built from records and rebuilt when 
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -191,9 +193,12 @@ class Segment:
     @classmethod
     def load(cls, path: Path) -> Segment:
         """The segment in `path`. Raises OSError, ValueError or KeyError when it is damaged."""
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in _ARRAYS}
-            ids = tuple(str(name) for name in data["ids"])
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+                arrays = {name: data[name] for name in _ARRAYS}
+                ids = tuple(str(name) for name in data["ids"])
+        except (zipfile.BadZipFile, zlib.error, TypeError) as error:
+            raise ValueError(f"{path}: not a saved index ({error})") from None
         segment = cls(ids, **arrays, numbers={name: number for number, name in enumerate(ids)})
         if len(segment.starts) != len(segment.hashes) + 1 or segment.starts[-1] != len(segment.docs):
             raise ValueError(f"{path}: arrays do not fit together")

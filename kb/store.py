@@ -12,13 +12,17 @@ readable in it is carried over. This module knows nothing of search.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from filelock import FileLock, Timeout
@@ -31,6 +35,8 @@ from kb.records import Record, record_from_dict
 STORE_VERSION = 2
 """Version of the table layout (`PRAGMA user_version`)."""
 BUSY_TIMEOUT_MS = 30_000
+CHECKED_BYTES = 256 * 1024 * 1024
+"""Up to this size every page is looked at when the database is opened; about a second from a cold disk."""
 
 _LAYOUT_1 = """
 CREATE TABLE records (
@@ -98,6 +104,8 @@ class Store:
     read_only: bool = False
     salvage: Salvage | None = None
     _entered: bool = field(default=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _file: tuple[int, int] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Store:
@@ -122,22 +130,22 @@ class Store:
 
     @classmethod
     def _connect(cls, path: Path) -> Store:
-        read_only = False
         try:
             db = _connection(path)
-            db.execute("PRAGMA journal_mode=WAL")
-            _lay_out(db)
+            with _closed_on_error(db):
+                db.execute("PRAGMA journal_mode=WAL")
+                _lay_out(db)
+                _check(db, path)
+            return cls(path, db, not os.access(path, os.W_OK), _file=_identity(path))
         except sqlite3.OperationalError as error:
-            if _is_damage(error) or not path.exists():
+            if not _is_read_only(error) or not path.exists():
                 raise
-            # A read-only home still answers from what is there.
-            db = _connection(path, read_only=True)
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if db.execute("PRAGMA user_version").fetchone()[0] < STORE_VERSION:
-                raise StoreUnavailable(_advice(path, error)) from error
-            read_only = True
-        db.execute("SELECT max(seq) FROM events").fetchone()
-        return cls(path, db, read_only)
+            db = _read_only_connection(path)
+            with _closed_on_error(db):
+                if db.execute("PRAGMA user_version").fetchone()[0] < STORE_VERSION:
+                    raise StoreUnavailable(_advice(path, error)) from error
+                _check(db, path)
+            return cls(path, db, read_only=True)
 
     @classmethod
     def _after_damage(cls, path: Path, reason: str) -> Store:
@@ -186,7 +194,7 @@ class Store:
         found: dict[str, Stored] = {}
         with _told(self.path):
             for start in range(0, len(ids), 500):
-                part = ids[start : start + 500]
+                part = [_storable(name) for name in ids[start : start + 500]]
                 marks = ",".join("?" * len(part))
                 rows = self.db.execute(f"SELECT {_COLUMNS} FROM records WHERE id IN ({marks})", part)  # noqa: S608
                 found.update((row[0], _stored(row)) for row in rows)
@@ -205,7 +213,7 @@ class Store:
         values: list[Any] = [after]
         if record_id is not None:
             sql += " AND record_id = ?"
-            values.append(record_id)
+            values.append(_storable(record_id))
         with _told(self.path):
             return [
                 Event(seq, at, kind, name, json.loads(data))
@@ -223,7 +231,7 @@ class Store:
         for record_id, data in rows:
             if wanted is None or record_id in wanted:
                 fields = json.loads(data)
-                latest[record_id, fields.get("client", "")] = bool(fields.get("helped"))
+                latest[record_id, str(fields.get("client", ""))] = bool(fields.get("helped"))
         counts: dict[str, tuple[int, int]] = {}
         for (record_id, _client), helped in latest.items():
             yes, no = counts.get(record_id, (0, 0))
@@ -259,17 +267,24 @@ class Store:
     @contextmanager
     def transaction(self) -> Generator[None]:
         """One write transaction: all of it or nothing. Nested use joins the outer one."""
-        if self._entered:
-            yield
-            return
-        if self.read_only:
-            raise StoreUnavailable(
-                f"{self.path} is open read-only; make its folder writable or set HERDBOOK_HOME, then try again"
-            )
+        with self._lock:
+            if self._entered:
+                yield
+                return
+            if self.read_only:
+                raise StoreUnavailable(
+                    f"{self.path} is open read-only; make its folder writable or set HERDBOOK_HOME, then try again"
+                )
+            with self._begun():
+                yield
+
+    @contextmanager
+    def _begun(self) -> Generator[None]:
         with _told(self.path):
             self.db.execute("BEGIN IMMEDIATE")
             self._entered = True
             try:
+                self._refuse_if_replaced()
                 yield
             except BaseException:
                 if self.db.in_transaction:
@@ -284,6 +299,14 @@ class Store:
                     raise
             finally:
                 self._entered = False
+
+    def _refuse_if_replaced(self) -> None:
+        """A file renamed or deleted under us still takes writes, which nobody would ever read."""
+        if self._file != _identity(self.path):
+            raise StoreUnavailable(
+                f"{self.path} was moved, deleted or replaced since it was opened; start Herdbook again. "
+                "This change was not written"
+            )
 
     def add(self, record: Record, flags: Sequence[str] = (), event: Mapping[str, Any] | None = None) -> int:
         """Store a new record with its `contributed` event; returns the event's number.
@@ -331,7 +354,7 @@ class Store:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         cursor = self.db.execute(
             "INSERT INTO events(at, type, record_id, data) VALUES (?, ?, ?, ?)",
-            (now, kind, record_id, json.dumps(data, ensure_ascii=False)),
+            (now, kind, _storable(record_id), _storable(json.dumps(data, ensure_ascii=False))),
         )
         return int(cursor.lastrowid or 0)
 
@@ -377,15 +400,90 @@ def fingerprint(record: Record) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _connection(path: Path, read_only: bool = False) -> sqlite3.Connection:
-    # `immutable` lets a database in WAL mode be read from a folder where nothing may be written.
-    target = f"{path.resolve().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
+def _storable(text: str) -> str:
+    """`text` without lone surrogates, which SQLite cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _connection(path: Path, options: str = "") -> sqlite3.Connection:
+    target = f"{path.resolve().as_uri()}?{options}" if options else str(path)
     db = sqlite3.connect(
-        target, uri=read_only, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+        target, uri=bool(options), timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
     )
-    db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    db.execute("PRAGMA synchronous=FULL")
+    with _closed_on_error(db):
+        db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        db.execute("PRAGMA synchronous=FULL")  # reads the file: what cannot be opened fails here
     return db
+
+
+@contextmanager
+def _closed_on_error(db: sqlite3.Connection) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        db.close()
+        raise
+
+
+def _read_only_connection(path: Path) -> sqlite3.Connection:
+    """The database in a folder where nothing may be written, with what still stands in its log.
+
+    SQLite reads a WAL database there only as `immutable`, which ignores the log, or when the
+    log's index file is left over. Otherwise a copy is read.
+    """
+    log = Path(f"{path}-wal")
+    if not log.exists() or not log.stat().st_size:
+        return _connection(path, "mode=ro&immutable=1")
+    try:
+        return _connection(path, "mode=ro")
+    except sqlite3.OperationalError:
+        pass  # no index file, and none may be made
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with TemporaryDirectory(prefix="herdbook-") as folder:
+        for name in (path, log):
+            shutil.copyfile(name, Path(folder) / name.name)
+        copy = _connection(Path(folder) / path.name)
+        copy.backup(memory)
+        copy.close()
+    return memory
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file stands at `path` now."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    """Raise SQLite's own error for a database with damaged pages.
+
+    A large file is only looked through after a read has met damage in it.
+    """
+    db.execute("SELECT max(seq) FROM events").fetchone()
+    suspect = _suspicion(path)
+    if path.stat().st_size > CHECKED_BYTES and not suspect.exists():
+        return
+    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found == "ok":
+        broken = db.execute("SELECT id FROM records WHERE NOT json_valid(body) LIMIT 1").fetchone()
+        found = "ok" if broken is None else f"the text of record {broken[0]!r} is damaged"
+    if suspect.exists():
+        for sql in ("SELECT body, flags FROM records", "SELECT data FROM events"):
+            for _row in db.execute(sql):
+                pass  # text that is not UTF-8 is only noticed when it is read
+    if found != "ok":
+        raise sqlite3.DatabaseError(f"database disk image is malformed: {' '.join(found.split())[:160]}")
+    try:
+        suspect.unlink(missing_ok=True)
+    except OSError:
+        pass  # a read-only home is looked through each time
+
+
+def _suspicion(path: Path) -> Path:
+    return path.with_name(path.name + ".suspect")
 
 
 def _lay_out(db: sqlite3.Connection) -> None:
@@ -422,9 +520,16 @@ def _statements(script: str) -> Iterator[str]:
 
 def _is_damage(error: sqlite3.Error) -> bool:
     text = str(error).lower()
-    return any(
-        word in text for word in ("malformed", "not a database", "file is encrypted", "disk image", "no such table")
-    )
+    words = ("malformed", "not a database", "file is encrypted", "disk image", "no such table", "could not decode")
+    return any(word in text for word in words)
+
+
+def _is_read_only(error: sqlite3.Error) -> bool:
+    text = str(error).lower()
+    return "readonly" in text or "read-only" in text or "unable to open" in text
+
+
+_SET_ASIDE = "start Herdbook again: the damaged file is then set aside and what is readable in it kept"
 
 
 def _advice(path: Path, error: sqlite3.Error) -> str:
@@ -435,6 +540,8 @@ def _advice(path: Path, error: sqlite3.Error) -> str:
         "read-only": "make the folder writable or set HERDBOOK_HOME",
         "unable to open": "check that the folder exists and is writable, or set HERDBOOK_HOME",
         "locked": "another process holds it for very long; try again",
+        "malformed": _SET_ASIDE,
+        "could not decode": _SET_ASIDE,
         "disk i/o": "check the disk (or that it is not full) and try again",
     }
     step = next((value for key, value in advice.items() if key in text.lower()), "see the message and try again")
@@ -447,6 +554,11 @@ def _told(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if _is_damage(error):
+            try:
+                _suspicion(path).touch()
+            except OSError:
+                pass  # the next start meets the damage again
         raise StoreUnavailable(_advice(path, error)) from error
 
 
@@ -461,24 +573,20 @@ def _free_name(path: Path) -> Path:
 
 def _salvage(aside: Path, store: Store) -> tuple[int, int]:
     """Carry over every record and event that can still be read; returns their counts."""
-    try:
-        old = sqlite3.connect(f"{aside.resolve().as_uri()}?mode=ro", uri=True)
-        old.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        return 0, 0
-    events = _readable(old, "SELECT at, type, record_id, data FROM events ORDER BY seq")
-    records = {row[0]: row for row in _readable(old, "SELECT id, body, seen, flags FROM records")}
-    for _at, _kind, record_id, data in events:  # a record's text also stands in its events
-        body = _json(data).get("record")
-        if body is not None and record_id not in records:
-            records[record_id] = (record_id, json.dumps(body), 1, "[]")
+    with TemporaryDirectory(prefix="herdbook-") as folder:
+        try:
+            old = _open_damaged(aside, store, Path(folder))
+        except (OSError, sqlite3.Error):
+            return 0, 0
+        try:
+            events = _readable_events(old)
+            records = _readable_records(old, events)
+        finally:
+            old.close()
     kept = 0
     with store.transaction():
-        for at, kind, record_id, data in events:
-            store.db.execute(
-                "INSERT INTO events(at, type, record_id, data) VALUES (?,?,?,?)", (at, kind, record_id, data)
-            )
-        for record_id, body, seen, flags in records.values():
+        store.db.executemany("INSERT INTO events(at, type, record_id, data) VALUES (?,?,?,?)", events)
+        for record_id, (body, seen, flags) in records.items():
             try:
                 record = record_from_dict(lift(_json(body)))
             except KbError:
@@ -486,19 +594,81 @@ def _salvage(aside: Path, store: Store) -> tuple[int, int]:
             seq = store.note("salvaged", record_id, {"from": aside.name})
             store.put_state(record, seq, flags=_json_list(flags), seen=seen)
             kept += 1
-    old.close()
     return kept, len(events)
 
 
-def _readable(db: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
+def _open_damaged(aside: Path, store: Store, folder: Path) -> sqlite3.Connection:
+    """The set-aside database for reading; with an overwritten header, a copy with the new database's header."""
+    old = sqlite3.connect(f"{aside.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        old.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return old
+    except sqlite3.DatabaseError:
+        old.close()
+    copy = folder / "copy.db"
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with store.path.open("rb") as file:
+        header = bytearray(file.read(100))
+    page_bytes = int.from_bytes(header[16:18], "big")
+    header[28:32] = (aside.stat().st_size // page_bytes).to_bytes(4, "big")
+    shutil.copyfile(aside, copy)
+    with copy.open("r+b") as file:
+        file.write(header)
+    old = sqlite3.connect(copy)
+    try:
+        old.execute("SELECT count(*) FROM events").fetchone()
+    except sqlite3.DatabaseError:
+        old.close()
+        raise
+    return old
+
+
+def _readable_events(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    rows, whole = _readable(db, "SELECT seq, at, type, record_id, data FROM events ORDER BY seq")
+    if not whole:  # one by one: a damaged page costs only the events on it
+        top, _ = _readable(db, "SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+        found = {row[0]: row for row in rows}
+        for seq in range(1, min(int(top[0][0]), 10**7) + 1 if top else 0):
+            if seq not in found:
+                single, _ = _readable(db, "SELECT seq, at, type, record_id, data FROM events WHERE seq = ?", (seq,))
+                found.update({row[0]: row for row in single})
+        rows = [found[seq] for seq in sorted(found)]
+    return [row[1:] for row in rows if all(isinstance(value, str) for value in row[1:])]
+
+
+def _readable_records(db: sqlite3.Connection, events: Sequence[tuple[Any, ...]]) -> dict[str, tuple[str, int, str]]:
+    """record id → (body, seen, flags): the table's rows, else what the events say the record was last."""
+    records: dict[str, tuple[str, int, str]] = {}
+    for _at, kind, record_id, data in events:
+        fields = _json(data)
+        body = fields.get("record")
+        _, seen, flags = records.get(record_id, ("", 0, "[]"))
+        if "flags" in fields:
+            flags = json.dumps(fields["flags"])
+        seen = int(fields.get("seen", 0)) or seen + (kind in ("contributed", "merged"))
+        if body is not None:
+            records[record_id] = (json.dumps(body, ensure_ascii=False), seen, flags)
+    for sql in (
+        "SELECT id, body, seen, flags FROM records ORDER BY id",
+        "SELECT id, body, seen, flags FROM records ORDER BY id DESC",
+    ):
+        rows, whole = _readable(db, sql)
+        records.update({row[0]: row[1:] for row in rows if isinstance(row[0], str)})
+        if whole:
+            break
+    return records
+
+
+def _readable(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], bool]:
+    """The rows before the first damage, and whether that was all of them."""
     rows: list[tuple[Any, ...]] = []
     try:
-        cursor = db.execute(sql)
+        cursor = db.execute(sql, values)
         while (row := cursor.fetchone()) is not None:
             rows.append(row)
     except sqlite3.Error:
-        pass  # what came before the damage is what can be had
-    return rows
+        return rows, False
+    return rows, True
 
 
 def _json(text: Any) -> dict[str, Any]:
