@@ -117,21 +117,27 @@ def measure(
     return measured
 
 
-def fit_order(measured: Sequence[Measured], rounds: int = 400, decay: float = 2e-3) -> dict[str, float]:
+def fit_order(measured: Sequence[Measured], rounds: int = 300, decay: float = 2e-3) -> dict[str, float]:
     """Weights that put right candidates first: softmax over each case's candidates, by gradient ascent."""
     useful = [m for m in measured if m.case.right & set(m.ids)]
-    marks = [np.array([name in m.case.right for name in m.ids]) for m in useful]
-    scale = np.std(np.concatenate([m.features for m in useful]), axis=0) + 1e-6
-    weights = np.array([DEFAULTS["dense"].order.get(name, 0.0) for name in FEATURES]) * scale
+    width = max(len(m.ids) for m in useful)
+    x = np.zeros((len(useful), width, len(FEATURES)), dtype=np.float32)
+    real = np.zeros((len(useful), width), dtype=bool)
+    right = np.zeros((len(useful), width), dtype=bool)
+    for i, m in enumerate(useful):
+        x[i, : len(m.ids)] = m.features
+        real[i, : len(m.ids)] = True
+        right[i, : len(m.ids)] = [name in m.case.right for name in m.ids]
+    scale = x[real].std(axis=0) + 1e-6
+    x /= scale
+    weights = np.array([DEFAULTS["dense"].order.get(name, 0.0) for name in FEATURES], dtype=np.float32) * scale
     momentum = np.zeros_like(weights)
     for step in range(rounds):
-        gradient = -decay * weights * len(useful)
-        for m, mark in zip(useful, marks, strict=True):
-            x = m.features / scale
-            p = _softmax(x @ weights)
-            inside = p * mark
-            gradient += x.T @ (inside / max(float(inside.sum()), 1e-9) - p)
-        momentum = 0.9 * momentum + gradient / len(useful)
+        p = _softmax(np.where(real, x @ weights, -1e9))
+        inside = p * right
+        pull = inside / np.maximum(inside.sum(axis=1, keepdims=True), 1e-9) - p
+        gradient = np.einsum("nc,ncf->f", pull, x) / len(useful) - decay * weights
+        momentum = 0.9 * momentum + gradient
         weights = weights + 0.3 * momentum / (1 + step / 100)
     return {name: round(float(w), 4) for name, w in zip(FEATURES, weights / scale, strict=True)}
 
@@ -270,9 +276,9 @@ def _probability(curve: Mapping[str, float], row: NDArray[np.float64]) -> float:
     return float(1 / (1 + np.exp(-np.clip(total, -30, 30))))
 
 
-def _softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    e = np.exp(x - x.max())
-    return e / e.sum()
+def _softmax(x: NDArray[Any]) -> NDArray[Any]:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
 @dataclass(frozen=True, slots=True)
