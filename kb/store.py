@@ -624,13 +624,14 @@ def _open_damaged(aside: Path, store: Store, folder: Path) -> sqlite3.Connection
 
 
 def _readable_events(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    rows, whole = _readable(db, "SELECT seq, at, type, record_id, data FROM events ORDER BY seq")
-    if not whole:  # one by one: a damaged page costs only the events on it
-        top, _ = _readable(db, "SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+    rows = _readable(db, "SELECT seq, at, type, record_id, data FROM events ORDER BY seq")
+    top = _readable(db, "SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+    newest = min(int(top[0][0]), 10**7) if top else 0
+    if len(rows) < newest:  # one by one: a damaged page costs only the events on it
         found = {row[0]: row for row in rows}
-        for seq in range(1, min(int(top[0][0]), 10**7) + 1 if top else 0):
+        for seq in range(1, newest + 1):
             if seq not in found:
-                single, _ = _readable(db, "SELECT seq, at, type, record_id, data FROM events WHERE seq = ?", (seq,))
+                single = _readable(db, "SELECT seq, at, type, record_id, data FROM events WHERE seq = ?", (seq,))
                 found.update({row[0]: row for row in single})
         rows = [found[seq] for seq in sorted(found)]
     return [row[1:] for row in rows if all(isinstance(value, str) for value in row[1:])]
@@ -648,27 +649,22 @@ def _readable_records(db: sqlite3.Connection, events: Sequence[tuple[Any, ...]])
         seen = int(fields.get("seen", 0)) or seen + (kind in ("contributed", "merged"))
         if body is not None:
             records[record_id] = (json.dumps(body, ensure_ascii=False), seen, flags)
-    for sql in (
-        "SELECT id, body, seen, flags FROM records ORDER BY id",
-        "SELECT id, body, seen, flags FROM records ORDER BY id DESC",
-    ):
-        rows, whole = _readable(db, sql)
+    for direction in ("ASC", "DESC"):  # from both ends up to the damage
+        rows = _readable(db, f"SELECT id, body, seen, flags FROM records ORDER BY id {direction}")
         records.update({row[0]: row[1:] for row in rows if isinstance(row[0], str)})
-        if whole:
-            break
     return records
 
 
-def _readable(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], bool]:
-    """The rows before the first damage, and whether that was all of them."""
+def _readable(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """The rows before the first damage, which does not always raise: sqlite3 may just stop early."""
     rows: list[tuple[Any, ...]] = []
     try:
         cursor = db.execute(sql, values)
         while (row := cursor.fetchone()) is not None:
             rows.append(row)
     except sqlite3.Error:
-        return rows, False
-    return rows, True
+        pass
+    return rows
 
 
 def _json(text: Any) -> dict[str, Any]:
