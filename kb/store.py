@@ -650,7 +650,7 @@ def _readable_records(db: sqlite3.Connection, events: Sequence[tuple[Any, ...]])
         if body is not None:
             records[record_id] = (json.dumps(body, ensure_ascii=False), seen, flags)
     for direction in ("ASC", "DESC"):  # from both ends up to the damage
-        rows = _readable(db, f"SELECT id, body, seen, flags FROM records ORDER BY id {direction}")
+        rows = _readable(db, f"SELECT id, body, seen, flags FROM records ORDER BY id {direction}")  # noqa: S608
         records.update({row[0]: row[1:] for row in rows if isinstance(row[0], str)})
     return records
 

@@ -324,6 +324,7 @@ READ_ONLY_CHILD = textwrap.dedent(
     # Everything is imported and read once before the rights are dropped.
     warm = open_memory(replace(config, home=scratch).memory())
     warm.explain("error: frobnication")
+    warm.contribute({"symptom": "abc", "cause": "abc", "fix": "abc"})
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
