@@ -1,14 +1,15 @@
 """`herdbook serve`: the MCP server on stdio or HTTP, with as little imported as possible.
 
-On stdio, standard output belongs to the protocol: while modules load, anything printed goes to
-standard error instead.
+On stdio, standard output belongs to the protocol from the first moment: what is printed while modules
+load or later goes to standard error instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+
+from mcp_server.wire import claim
 
 
 def main(arguments: list[str]) -> int:
@@ -16,8 +17,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.http:
         return _serve_http(options)
-    saved = os.dup(1)
-    os.dup2(2, 1)
+    claim()
     try:
         from mcp_server.config import Config
         from mcp_server.server import build_server
@@ -26,10 +26,6 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"herdbook: {error}", file=sys.stderr)
         return 2
-    finally:
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
     server.run("stdio")
     return 0
 

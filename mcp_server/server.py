@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
+from mcp.server.stdio import stdio_server
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from mcp_server import replies
+from mcp_server import replies, wire
 from mcp_server.config import Config
 from mcp_server.replies import ContributeReply, Detail, ExplainReply, OutcomeReply, RecordReply, SearchReply
 
@@ -106,12 +107,23 @@ def herdbook_version() -> str:
         return "0+source"
 
 
+class Server(MCPServer[Any]):
+    """The SDK's server on our stdio ends."""
+
+    async def run_stdio_async(self) -> None:
+        """Serve standard input and output until the client closes them."""
+        async with stdio_server(*wire.ends()) as (reading, writing):
+            lower = self._lowlevel_server  # the SDK offers no public way to other streams
+            await lower.run(reading, writing, lower.create_initialization_options())
+
+
 def build_server(config: Config, *, memory: LazyMemory | None = None, warm: bool = False) -> MCPServer[Any]:
     """The Herdbook MCP server for `config`. `warm` starts loading in the background at once."""
     recall = memory or LazyMemory(config)
-    server: MCPServer[Any] = MCPServer(
-        "herdbook", title="Herdbook", instructions=INSTRUCTIONS, version=herdbook_version(), log_level="WARNING"
-    )
+    server = Server(
+        "herdbook", title="Herdbook", instructions=INSTRUCTIONS, version=herdbook_version(), log_level="WARNING",
+        subscriptions=False,  # no list and no record announces a change, so none is promised
+    )  # fmt: skip
     _add_asking(server, recall)
     _add_telling(server, recall, config)
     _add_resources(server, recall)
