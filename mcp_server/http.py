@@ -61,6 +61,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _in_url(host: str) -> str:
+    """`host` as clients write it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 def http_app(
     server: MCPServer[Any], host: str, port: int, token: str | None, allowed_hosts: tuple[str, ...] = ()
 ) -> ASGIApp:
@@ -76,8 +81,10 @@ def http_app(
         )
     if token is not None and len(token) < MIN_TOKEN_CHARS:
         raise SetupRefused(f"HERDBOOK_TOKEN has {len(token)} characters; use at least {MIN_TOKEN_CHARS} random ones")
-    names = {*allowed_hosts, host} if not is_loopback(host) else {*allowed_hosts, "127.0.0.1", "localhost", "[::1]"}
-    names -= {"0.0.0.0", "::"}  # noqa: S104  (listening on all addresses; no client calls a host that)
+    names = {*allowed_hosts, _in_url(host)}
+    if is_loopback(host):
+        names |= {"127.0.0.1", "localhost", "[::1]"}
+    names -= {"0.0.0.0", "[::]"}  # noqa: S104  (listening on all addresses; no client calls a host that)
     if not names:
         raise SetupRefused(f"binding to {host} needs --allow-host NAME for every name clients will use")
     hosts = [form for name in sorted(names) for form in (name, f"{name}:{port}")]
