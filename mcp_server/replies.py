@@ -142,11 +142,19 @@ def explain_reply(answer: Answer, detail: Detail) -> ExplainReply:
         nearest=brief,
         signature=list(answer.signature),
         facets=list(answer.facets),
-        next_step="Paste the failing command's output, with the error lines in it."
-        if empty
-        else "Do not apply the nearest records blindly: they are about other failures. Add more of the log (the first error "
-        "and ~20 lines before it), or search in other words. Once solved, call contribute_lesson so the next one finds it.",
+        next_step=_unmatched(empty, bool(brief)),
         warnings=list(answer.warnings),
+    )
+
+
+def _unmatched(empty: bool, near: bool) -> str:
+    if empty:
+        return "Paste the failing command's output, with the error lines in it."
+    if not near:
+        return "No record passes these filters: drop one (device, component, phase, kernel, model, versions) and ask again."
+    return (
+        "Do not apply the nearest records blindly: they are about other failures. Add more of the log (the first error "
+        "and ~20 lines before it), or search in other words. Once solved, call contribute_lesson so the next one finds it."
     )
 
 
