@@ -22,7 +22,6 @@ import uvicorn
 from mcp.server import MCPServer, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.mcpserver import Context, UserMessage
-from mcp.server.mcpserver.prompts.base import Prompt
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -62,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="herdbook-conformance-") as folder:
         config = replace(Config.from_environment({}), home=Path(folder), dense=False)
         server = build_server(config)
-        for add in (_contents, _conversations, _rounds, _list_changes, _schemas, _resources, _prompts):
+        for add in (_contents, _conversations, _rounds, _schemas, _resources, _prompts):
             add(server)
         listener = socket.create_server((HOST, 0))
         port = listener.getsockname()[1]
@@ -291,27 +290,6 @@ def _rounds(server: MCPServer[Any]) -> None:
         if "user_context" in given:
             return [_said(f"Use the following context: {_field(given['user_context'], 'context')}")]
         return InputRequiredResult(input_requests={"user_context": _form("Which context?", "context")})
-
-
-def _list_changes(server: MCPServer[Any]) -> None:
-    """Tools that change a list and say so to whoever listens (SEP-2575)."""
-
-    def passing() -> str:
-        return "here for a moment"
-
-    @server.tool(description="trigger tool change")
-    async def test_trigger_tool_change(ctx: Context) -> str:
-        server.add_tool(passing, name="test_dynamic_tool")
-        server.remove_tool("test_dynamic_tool")
-        await ctx.notify_tools_changed()
-        return "tool list changed"
-
-    @server.tool(description="trigger prompt change")
-    async def test_trigger_prompt_change(ctx: Context) -> str:
-        server.add_prompt(Prompt.from_function(passing, name="test_dynamic_prompt"))
-        server.remove_prompt("test_dynamic_prompt")
-        await ctx.notify_prompts_changed()
-        return "prompt list changed"
 
 
 SCHEMA_2020_12: dict[str, Any] = {
