@@ -10,21 +10,26 @@ everything first and writes in one transaction; nothing is ever extracted to dis
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import re
+import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
-from kb.errors import FileInvalid, ImportRefused
+from kb.errors import FileInvalid, ImportRefused, RecordInvalid
 from kb.files import MAX_FILE_BYTES, dump_record, parse_record
 from kb.memory import Memory
-from kb.records import Lesson, Record
-from kb.redact import instructions_in
-from kb.store import Stored, fingerprint
+from kb.records import ID_PATTERN, Lesson, Record, record_from_dict
+from kb.redact import instructions_in, redact
+from kb.store import Event, Stored, fingerprint
 
 STANDING = "standing.jsonl"
 MAX_MEMBERS = 250_000
@@ -34,13 +39,17 @@ MAX_STANDING_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did. renamed: (id in the archive, id here) where another text had the id."""
+    """What an import did. renamed: (id in the archive, id here) where another text had the id.
+
+    redacted: what was taken out of new records before they were written, by kind.
+    """
 
     new: tuple[str, ...]
     seen: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
     refused: tuple[str, ...]
     votes: int
+    redacted: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def export(memory: Memory, target: Path, ids: list[str] | None = None) -> list[str]:
@@ -82,9 +91,15 @@ def _standing_lines(memory: Memory, chosen: list[Stored], ids: list[str] | None)
             continue
         data = dict(event.data)
         data.pop("record", None)
-        origin = data.pop("origin", None) or f"{event.at}/{event.seq}"
+        origin = data.pop("origin", None) or _origin(event)
         line = {"type": event.type, "record": event.record_id, "at": event.at, "origin": origin, "data": data}
         yield json.dumps(line, ensure_ascii=False)
+
+
+def _origin(event: Event) -> str:
+    """A name for an event that no event of another home has, second and number being easily the same."""
+    said = json.dumps([event.type, event.record_id, event.data], sort_keys=True)
+    return f"{event.at}/{event.seq}/{blake2b(said.encode(), digest_size=6).hexdigest()}"
 
 
 def _write_tar(target: Path, files: dict[str, str]) -> None:
@@ -130,36 +145,70 @@ def import_from(memory: Memory, source: Path, reviewed: bool = False) -> ImportR
     new: list[str] = []
     seen: list[str] = []
     renamed: list[tuple[str, str]] = []
+    redacted: dict[str, int] = {}
     with store.transaction():
         names: dict[str, str] = {}
-        for record in records.values():
-            there = store.get(record.id)
-            shipped = memory.corpus.records.get(record.id)
-            if (there is not None and there.record == record) or shipped == record:
-                names[record.id] = record.id
-                seen.append(record.id)
+        taken_in: list[Record] = []
+        for original in records.values():
+            shipped = memory.corpus.records.get(original.id)
+            record = original if shipped == original else _redacted(original, redacted)
+            stored = store.get(original.id)
+            there = stored.record if stored is not None else shipped
+            names[original.id] = original.id
+            # The same text is the same record, whatever sources or status either home has added since.
+            if there is not None and fingerprint(there) == fingerprint(record):
+                seen.append(original.id)
                 continue
-            target = record
-            if there is not None or shipped is not None:
-                target = record.model_copy(update={"id": f"{record.id[:86].rstrip('-')}-{fingerprint(record)[:12]}"})
-                names[record.id] = target.id
-                if store.get(target.id) is not None:
-                    seen.append(target.id)
+            if there is not None:
+                record = record.model_copy(update={"id": f"{record.id[:86].rstrip('-')}-{fingerprint(record)[:12]}"})
+                names[original.id] = record.id
+                if store.get(record.id) is not None:
+                    seen.append(record.id)
                     continue
-                renamed.append((record.id, target.id))
-            names[record.id] = target.id
-            flags = [f"instruction: {found}" for found in instructions_in(_text(target))]
-            store.add(target, flags + (["reviewed"] if reviewed else []), {"imported_from": source.name})
-            new.append(target.id)
-        votes = _take_standing(memory, standing, names, set(new))
+                renamed.append((original.id, record.id))
+            taken_in.append(record)
+        for record in taken_in:
+            if isinstance(record, Lesson) and record.superseded_by in names:
+                record = record.model_copy(update={"superseded_by": names[record.superseded_by]})
+            flags = [f"instruction: {found}" for found in instructions_in(_text(record))]
+            store.add(record, flags + (["reviewed"] if reviewed else []), {"imported_from": source.name})
+            new.append(record.id)
+        votes = _take_standing(memory, standing, names, set(new), redacted)
     memory.refresh()
-    return ImportReport(tuple(new), tuple(seen), tuple(renamed), tuple(refused), votes)
+    return ImportReport(tuple(new), tuple(seen), tuple(renamed), tuple(refused), votes, redacted)
 
 
-def _take_standing(memory: Memory, lines: list[dict[str, Any]], names: dict[str, str], new: set[str]) -> int:
+def _redacted(record: Record, removed: dict[str, int]) -> Record:
+    """`record` fit to store: what another home failed to take out does not come in."""
+    data = record.model_dump(mode="python")
+    cleaned = {key: value if key in ("id", "superseded_by") else _clean(value, removed) for key, value in data.items()}
+    if cleaned == data:
+        return record
+    try:
+        return record_from_dict(cleaned)
+    except RecordInvalid as error:
+        raise ImportRefused(f"record {record.id!r} holds secrets where they cannot be taken out: {error}") from None
+
+
+def _clean(value: Any, removed: dict[str, int]) -> Any:
+    if isinstance(value, str):
+        result = redact(value)
+        for kind, count in result.removed.items():
+            removed[kind] = removed.get(kind, 0) + count
+        return result.text
+    if isinstance(value, list):
+        return [_clean(item, removed) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {_clean(key, removed): _clean(item, removed) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
+def _take_standing(
+    memory: Memory, lines: list[dict[str, Any]], names: dict[str, str], new: set[str], removed: dict[str, int]
+) -> int:
     store = memory.store
     assert store is not None
-    known = {event.data.get("origin") or f"{event.at}/{event.seq}" for event in store.events()}
+    known = {event.data.get("origin") or _origin(event) for event in store.events()}
     votes = 0
     for line in lines:
         record_id = str(names.get(line["record"], line["record"]))
@@ -169,7 +218,7 @@ def _take_standing(memory: Memory, lines: list[dict[str, Any]], names: dict[str,
                 store.replace(stored.record, "counted", {"seen": line["seen"]}, seen=line["seen"])
         elif line["origin"] not in known:
             known.add(line["origin"])
-            store.note(line["type"], record_id, {**line["data"], "origin": line["origin"]})
+            store.note(line["type"], record_id, {**_clean(line["data"], removed), "origin": line["origin"]})
             votes += line["type"] == "outcome"
     return votes
 
@@ -186,18 +235,32 @@ def _standing(name: str, data: bytes, refused: list[str]) -> Iterator[dict[str, 
         try:
             line = json.loads(raw)
             kind = line["type"]
+            good = re.fullmatch(ID_PATTERN, line["record"]) is not None
             if kind == "standing":
-                good = isinstance(line["record"], str) and isinstance(line["seen"], int) and 0 < line["seen"] < 10**9
+                good = good and type(line["seen"]) is int and 0 < line["seen"] < 10**9
             else:
-                good = kind in ("outcome", "conflict", "merged") and isinstance(line["record"], str)
-                good = good and isinstance(line["origin"], str) and len(line["origin"]) < 200
-                good = good and isinstance(line["data"], dict) and len(raw) < MAX_FILE_BYTES
+                good = good and len(raw) < MAX_FILE_BYTES and _is_event(kind, line["origin"], line["data"])
         except (ValueError, KeyError, TypeError, RecursionError):
             good, line = False, {}
         if good:
             yield line
         elif raw.strip():
             refused.append(f"{name}:{number}: not a standing line")
+
+
+def _is_event(kind: str, origin: Any, data: Any) -> bool:
+    """Whether an event of another home has the form ours have: what is stored is read back at every query."""
+    if not isinstance(data, dict) or not re.fullmatch(r"[\w:/.+-]{1,199}", origin):
+        return False
+    fields = cast("dict[str, Any]", data)
+    if not isinstance(fields.get("client", ""), str):
+        return False
+    if kind == "outcome":
+        return type(fields["helped"]) is bool and isinstance(fields.get("note", ""), str)
+    if kind == "conflict":
+        names = fields["with"]
+        return isinstance(names, list) and all(re.fullmatch(ID_PATTERN, name) for name in cast("list[Any]", names))
+    return kind == "merged"
 
 
 def _utf8(name: str, data: bytes) -> str:
@@ -210,7 +273,10 @@ def _utf8(name: str, data: bytes) -> str:
 def _members(source: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of every record file of a folder or archive, within bounds."""
     if source.is_dir():
-        yield from _folder_members(source)
+        try:
+            yield from _folder_members(source)
+        except OSError as error:
+            raise ImportRefused(f"{error.filename} cannot be read: {error.strerror}; nothing was imported") from None
         return
     if not source.is_file():
         raise ImportRefused(f"{source} does not exist; give a folder, a .tar, a .tar.gz or a .zip")
@@ -222,6 +288,7 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
     except (
         tarfile.TarError,
         zipfile.BadZipFile,
+        zlib.error,
         EOFError,
         OSError,
         RuntimeError,
@@ -236,10 +303,15 @@ def _wanted(name: str) -> bool:
     return (path.suffix == ".md" and path.name != "README.md") or path.name == STANDING
 
 
+def _shown(name: str) -> str:
+    """A member's name fit for a message: one line, no escape codes, no lone surrogates."""
+    return "".join(c if c.isprintable() else "?" for c in name.encode("utf-8", "replace").decode("utf-8"))[:120]
+
+
 def _check_name(source: Path, name: str) -> None:
     parts = PurePosixPath(name.replace("\\", "/"))
-    if parts.is_absolute() or ".." in parts.parts or "\0" in name or (len(name) > 1 and name[1] == ":"):
-        raise ImportRefused(f"{source} has a member named {name[:80]!r} that points outside; nothing was imported")
+    if parts.is_absolute() or ".." in parts.parts or "\0" in name or re.match(r"[A-Za-z]:", name):
+        raise ImportRefused(f"{source} has a member named {_shown(name)!r} that points outside; nothing was imported")
 
 
 class _Budget:
@@ -251,24 +323,29 @@ class _Budget:
         self.total = 0
 
     def take(self, name: str, size: int) -> None:
-        limit = MAX_STANDING_BYTES if name.endswith(STANDING) else MAX_FILE_BYTES
+        limit = MAX_TOTAL_BYTES
+        if _wanted(name):
+            limit = MAX_STANDING_BYTES if PurePosixPath(name).name == STANDING else MAX_FILE_BYTES
         self.members += 1
         self.total += size
-        if size > limit or self.members > MAX_MEMBERS or self.total > MAX_TOTAL_BYTES:
-            raise ImportRefused(f"{self.source}: {name[:80]!r} makes this import too large; nothing was imported")
+        if self.members > MAX_MEMBERS:
+            raise ImportRefused(f"{self.source} has over {MAX_MEMBERS} members; nothing was imported")
+        if size > limit or self.total > MAX_TOTAL_BYTES:
+            raise ImportRefused(f"{self.source}: {_shown(name)!r} makes this import too large; nothing was imported")
 
 
 def _folder_members(source: Path) -> Iterator[tuple[str, bytes]]:
     budget = _Budget(source)
     root = source.resolve()
     for path in sorted(source.rglob("*")):
-        name = path.relative_to(source).as_posix()
-        if not _wanted(name) or ".git" in path.parts or not path.is_file():
+        relative = path.relative_to(source)
+        name = relative.as_posix()
+        if not _wanted(name) or ".git" in relative.parts or not path.is_file():
             continue
         if not path.resolve().is_relative_to(root):
             raise ImportRefused(f"{path} is a link that points outside; nothing was imported")
         budget.take(name, path.stat().st_size)
-        yield name, path.read_bytes()
+        yield _shown(name), path.read_bytes()
 
 
 def _zip_members(source: Path) -> Iterator[tuple[str, bytes]]:
@@ -276,27 +353,57 @@ def _zip_members(source: Path) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(source) as archive:
         for info in archive.infolist():
             _check_name(source, info.filename)
-            if info.is_dir() or not _wanted(info.filename):
-                continue
+            mode = info.external_attr >> 16
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise ImportRefused(
+                    f"{source} has {_shown(info.filename)!r}, no plain file; exports hold plain files only"
+                )
             budget.take(info.filename, info.file_size)
-            yield info.filename, archive.read(info)
+            if not info.is_dir() and _wanted(info.filename):
+                yield _shown(info.filename), archive.read(info)
 
 
 def _tar_members(source: Path) -> Iterator[tuple[str, bytes]]:
     budget = _Budget(source)
-    with tarfile.open(source) as archive:
-        for member in archive:
-            _check_name(source, member.name)
-            if member.issym() or member.islnk():
-                raise ImportRefused(f"{source} has the link {member.name[:80]!r}; exports hold plain files only")
-            if not member.isfile():
-                continue
-            budget.members += 1
-            if budget.members > MAX_MEMBERS:
-                raise ImportRefused(f"{source} has over {MAX_MEMBERS} members; nothing was imported")
-            if not _wanted(member.name):
-                continue
-            budget.take(member.name, member.size)
-            file = archive.extractfile(member)
-            if file is not None:
-                yield member.name, file.read()
+    with source.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        with gzip.GzipFile(fileobj=file) if packed else file as stream:
+            # tarfile reads a member's long name or attributes whole, whatever size it claims.
+            reader = _Reader(source, stream)
+            with tarfile.open(fileobj=cast("Any", reader), mode="r:") as archive:
+                for member in archive:
+                    _check_name(source, member.name)
+                    if not member.isfile() and not member.isdir():
+                        raise ImportRefused(
+                            f"{source} has the link or device {_shown(member.name)!r}; exports hold plain files only"
+                        )
+                    budget.take(member.name, member.size)
+                    content = archive.extractfile(member) if member.isfile() and _wanted(member.name) else None
+                    if content is not None:
+                        yield _shown(member.name), content.read()
+            while reader.read(1 << 20):
+                pass  # to the end: gzip's checksum stands there
+
+
+class _Reader:
+    """A stream that refuses to hand out, or to skip, more than an import may hold."""
+
+    def __init__(self, source: Path, stream: Any) -> None:
+        self._source = source
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        self._refuse_beyond(self._stream.tell() + max(size, 0), size)
+        return self._stream.read(size)
+
+    def seek(self, position: int) -> int:
+        self._refuse_beyond(position, 0)
+        return self._stream.seek(position)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def _refuse_beyond(self, position: int, size: int) -> None:
+        if position > 2 * MAX_TOTAL_BYTES or not -1 < size <= MAX_STANDING_BYTES:
+            raise ImportRefused(f"{self._source} unpacks to too much; nothing was imported")

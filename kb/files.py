@@ -27,26 +27,14 @@ MAX_FILE_BYTES = 256 * 1024
 _MAX_DEPTH = 12
 _HEADING = re.compile(r"^## (.+?)\s*$")
 _LOOKS_LIKE_HEADING = re.compile(r"^\\*## ")
+_ESCAPED_HEADING = re.compile(r"^\\+## ")
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):
-    """Safe YAML without aliases (front matter bombs), repeated keys or deep nesting."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("anchors and aliases are not used in record files")
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
-        try:
-            return cast("yaml.Node | None", _Base.compose_node(self, parent, index))
-        finally:
-            self.depth -= 1
+    """Safe YAML without repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
@@ -68,7 +56,8 @@ def parse_record(text: str, where: str = "record") -> Record:
     if lines[0].strip() != "---":
         raise FileInvalid(f"{where}:1: a record file starts with a line '---', found {lines[0][:40]!r}")
     try:
-        end = next(i for i, line in enumerate(lines[1:], 1) if line.strip() == "---")
+        # At the margin only: a long folded value may have an indented line '---'.
+        end = next(i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---")
     except StopIteration:
         raise FileInvalid(f"{where}: the front matter has no closing '---'") from None
     data = _front_matter("\n".join(lines[1:end]), where)
@@ -86,6 +75,7 @@ def parse_record(text: str, where: str = "record") -> Record:
 
 def _front_matter(text: str, where: str) -> dict[str, Any]:
     try:
+        _refuse_bombs(text)
         # _Loader derives from SafeLoader: no object construction.
         data: Any = yaml.load(text, Loader=_Loader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -94,6 +84,20 @@ def _front_matter(text: str, where: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", data)):
         raise FileInvalid(f"{where}: front matter is a list of 'field: value' lines")
     return cast("dict[str, Any]", data)
+
+
+def _refuse_bombs(text: str) -> None:
+    """Refuse anchors, aliases and deep nesting before anything is built. libyaml composes in C, so no hook sees them."""
+    depth = 0
+    for event in cast("Any", yaml).parse(text, Loader=_Base):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.YAMLError("anchors and aliases are not used in record files")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _sections(lines: list[str], data: dict[str, Any], known: dict[str, str], where: str, first: int) -> None:
@@ -109,7 +113,7 @@ def _sections(lines: list[str], data: dict[str, Any], known: dict[str, str], whe
                 raise FileInvalid(f"{where}:{number}: section {heading[1]!r} stands twice")
             found[field] = []
         elif field is not None:
-            found[field].append(line[1:] if _LOOKS_LIKE_HEADING.match(line) else line)
+            found[field].append(line[1:] if _ESCAPED_HEADING.match(line) else line)
         elif line.strip():
             raise FileInvalid(f"{where}:{number}: text before the first '## ' section")
     for name, body in found.items():

@@ -396,6 +396,8 @@ def _plain(record: Record) -> dict[str, Any]:
 def fingerprint(record: Record) -> str:
     """A digest of what the record says: equal for the same text, whatever its id, status or source."""
     data = record.model_dump(mode="json", exclude={"id", "status", "provenance", "schema_version"})
+    if "superseded_by" in data:
+        data["superseded_by"] = None  # goes with the status
     text = " ".join(json.dumps(data, sort_keys=True, ensure_ascii=False).lower().split())
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
