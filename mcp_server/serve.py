@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP instead of stdio")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8765, help="port to bind (default 8765)")
+    parser.add_argument("--port", type=_port, default=8765, help="port to bind (default 8765)")
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -72,6 +72,14 @@ def _serve_http(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     except SystemExit as error:
+        if not error.code:
+            return 0
         print(f"herdbook: cannot bind {options.host}:{options.port}; is another server running there?", file=sys.stderr)
-        return int(error.code or 0) if isinstance(error.code, int) else 2
+        return 2
     return 0
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no port; give a number from 1 to 65535")
+    return int(text)
