@@ -126,7 +126,7 @@ def explain_reply(answer: Answer, detail: Detail) -> ExplainReply:
         top = answer.hits[0]
         return ExplainReply(
             no_match=False,
-            summary=f"{top.record.id}: {top.record.title} (confidence {top.confidence:.2f})",
+            summary=f"{top.record.id}: {top.record.title if top.reviewed else QUOTE_NOTE} (confidence {top.confidence:.2f})",
             lessons=lessons,
             signature=list(answer.signature),
             facets=list(answer.facets),
@@ -151,7 +151,10 @@ def _unmatched(empty: bool, near: bool) -> str:
     if empty:
         return "Paste the failing command's output, with the error lines in it."
     if not near:
-        return "No record passes these filters: drop one (device, component, phase, kernel, model, versions) and ask again."
+        return (
+            "Not even a near record: drop filters if you gave any (device, component, phase, kernel, model, versions), else add "
+            "more of the log or use other words. Once solved, call contribute_lesson so the next one finds it."
+        )
     return (
         "Do not apply the nearest records blindly: they are about other failures. Add more of the log (the first error "
         "and ~20 lines before it), or search in other words. Once solved, call contribute_lesson so the next one finds it."
@@ -178,8 +181,8 @@ def lesson_reply(hit: Hit, detail: Detail, *, first: bool) -> LessonReply:
     if not first and detail == "concise":
         reply.cause = _shown(record.cause, BRIEF_CHARS, hit.reviewed)
         return reply
-    reply.applies_to = applies_to(record)
-    reply.sources = [source(item) for item in record.provenance[:4]]
+    reply.applies_to = _shown(applies_to(record), BRIEF_CHARS, hit.reviewed)
+    reply.sources = [_shown(source(item), BRIEF_CHARS, hit.reviewed) for item in record.provenance[:4]]
     for name, limit in CONCISE_CHARS.items():
         text = getattr(record, name)
         setattr(reply, name, _shown(text, limit if detail == "concise" else 20_000, hit.reviewed))
@@ -208,14 +211,15 @@ def record_reply(hit: Hit, detail: Detail) -> RecordReply:
 
     text = dump_record(hit.record)
     limit = 6000 if detail == "concise" else 60_000
-    shown = _shown(text, limit, hit.reviewed)
+    rest = ' … (detail="full" shows the rest)' if detail == "concise" else " … (the CLI shows the rest)"
+    shown = _shown(text, limit, hit.reviewed, rest)
     return RecordReply(
         id=hit.record.id,
         kind=hit.record.kind,
         status=hit.record.status,
         reviewed=hit.reviewed,
         markdown=shown,
-        truncated=len(text) > limit,
+        truncated=shown.endswith(rest),
         helped=hit.helped,
         did_not=hit.failed,
         seen=hit.seen,
@@ -261,10 +265,9 @@ def record_text(record: Record) -> str:
     return dump_record(record).removeprefix("---\n")
 
 
-def _shown(text: str, limit: int, reviewed: bool) -> str:
-    if len(text) > limit:
-        text = text[:limit].rsplit(" ", 1)[0] + " … (get the id for the rest)"
-    return text if reviewed else _quoted(text)
+def _shown(text: str, limit: int, reviewed: bool, rest: str = " … (get the id for the rest)") -> str:
+    shown = text if reviewed else _quoted(text)
+    return shown if len(shown) <= limit else shown[:limit].rsplit(" ", 1)[0] + rest
 
 
 def _quoted(text: str) -> str:
