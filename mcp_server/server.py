@@ -15,7 +15,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 from mcp.server.stdio import stdio_server
-from mcp_types import ToolAnnotations
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, GetPromptResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field
 
 from mcp_server import replies, wire
@@ -108,13 +109,23 @@ def herdbook_version() -> str:
 
 
 class Server(MCPServer[Any]):
-    """The SDK's server on our stdio ends."""
+    """The SDK's server on our stdio ends, and with an error text where it has none."""
 
     async def run_stdio_async(self) -> None:
         """Serve standard input and output until the client closes them."""
         async with stdio_server(*wire.ends()) as (reading, writing):
             lower = self._lowlevel_server  # the SDK offers no public way to other streams
             await lower.run(reading, writing, lower.create_initialization_options())
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """A prompt; what is wrong with the request is said, where the SDK would speak of an internal error."""
+        try:
+            return await super().get_prompt(name, arguments, context)
+        except ValueError as error:
+            known = ", ".join(prompt.name for prompt in await self.list_prompts())
+            raise MCPError(INVALID_PARAMS, f"{error}; the prompts are {known}") from None
 
 
 def build_server(config: Config, *, memory: LazyMemory | None = None, warm: bool = False) -> MCPServer[Any]:
