@@ -27,7 +27,7 @@ def _c(pattern: str) -> re.Pattern[str]:
 
 
 _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("private-key", _c(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,20000}?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)")),
+    ("private-key", _c(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----BEGIN )[\s\S]){0,20000}?(?:(?=-----BEGIN )|-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)")),
     ("putty-key", _c(r"PuTTY-User-Key-File-\d:[\s\S]{0,8000}?Private-MAC: \w+")),
     ("age-key", _c(r"AGE-SECRET-KEY-1[0-9A-Z]{40,70}")),
     ("aws-key", _c(r"\b(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{16}\b")),
@@ -63,44 +63,90 @@ _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("groq-key", _c(r"\bgsk_[A-Za-z0-9]{40,80}\b")),
     ("xai-key", _c(r"\bxai-[A-Za-z0-9]{40,100}\b")),
     ("wandb-key", _c(r"(?i)\bwandb[\w -]{0,20}[:= ]+[0-9a-f]{40}\b")),
+    ("nvidia-key", _c(r"\bnvapi-[\w-]{40,100}")),
+    ("tailscale-key", _c(r"\btskey-[\w-]{20,100}")),
+    ("1password-token", _c(r"\bops_[A-Za-z0-9+/=_-]{50,2000}")),
+    ("terraform-token", _c(r"\b\w{14}\.atlasv1\.[\w-]{50,100}")),
+    ("square-token", _c(r"\bsq0[a-z]{3}-[\w-]{20,50}")),
+    ("figma-token", _c(r"\bfigd_[\w-]{30,80}")),
+    ("sentry-token", _c(r"\bsntry[su]_[\w+/=]{30,300}")),
+    ("facebook-token", _c(r"\bEAA[A-Za-z0-9]{50,300}\b")),
+    ("perplexity-key", _c(r"\bpplx-[A-Za-z0-9]{40,80}\b")),
+    ("mapbox-token", _c(r"\b[ps]k\.eyJ[\w-]{20,300}\.[\w-]{20,80}")),
+    ("ssh-public-key", _c(r"\b(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+) AAAA[A-Za-z0-9+/=]{20,2000}(?: [^\s@]{1,64}@\S{1,64})?")),
     ("jwt", _c(r"\beyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}\.[\w-]{8,2000}")),
     ("url-password", _c(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/:@\"'<>]{0,120}:[^\s/@\"'<>]{1,200}@")),
     ("bearer-token", _c(r"(?i)\b(bearer|basic|token)\s+[A-Za-z0-9+/_.=~-]{20,2000}")),
     ("cookie", _c(r"(?i)\b((?:set-)?cookie:\s*)[^\n]{8,2000}")),
+    ("header-token", _c(r"(?i)\b(x-[\w-]{0,40}(?:token|key|secret|auth)[\w-]{0,20}[\"']?\s*:\s*)[^\s\"']{8,2000}")),
+    ("password", _c(r"(?i)\b((?:login|user(?:name)?)\s+\S{1,100}\s+password\s+)\S{3,400}")),
+    ("password", _c(r"(?i)\b(mysql\w{0,12}\b[^\n]{0,80}\s-p)[^\s-]\S{3,100}")),
     (
         "password",
         _c(
             r"(?i)((?:\b|[\w-])(?:password|passwd|passphrase|pwd|secret|api[_-]?key|apikey|access[_-]?key|auth[_-]?token"
-            r"|access[_-]?token|refresh[_-]?token|client[_-]?secret|private[_-]?key|secret[_-]?access[_-]?key"
-            r"|credential|_TOKEN)s?[\"']?\s*(?:[:=]|\bis\b|=>)\s*)(?:\"[^\"\n]{4,400}\"|'[^'\n]{4,400}'|[^\s\"',;)]{4,400})"
+            r"|access[_-]?token|refresh[_-]?token|client[_-]?secret|private[_-]?key|secret[_-]?(?:access[_-]?)?key"
+            r"|credential)s?[\"']?\s*(?:[:=]|\bis\b|=>)\s*)(?:\"[^\"\n]{4,400}\"|'[^'\n]{4,400}'|[^\s\"',;)]{4,400})"
         ),
     ),
-    ("password", _c(r"(?i)(\s(?:--password|--pass|--token|--api-key|--secret)[= ])\S{4,400}")),
+    # An environment variable, or a long opaque value: `issue_token=True` and `num_tokens: 2048` are diagnostics.
+    ("token", _c(r"(\b[A-Z][A-Z0-9_]*_TOKEN[\"']?\s*[:=]\s*[\"']?)(?=[^\s\"',;)]{0,400}\d)[^\s\"',;)]{8,2000}")),
+    ("token", _c(r"(?i)(\b[\w-]{0,40}token[\"']?\s*[:=]\s*[\"']?)(?=[\w+/.~-]{0,60}\d)(?=[\w+/.~-]{0,60}[A-Za-z])[\w+/.~-]{20,2000}={0,2}")),
+    ("password", _c(r"(?i)((?<![\w-])--(?:password|pass|token|api-key|secret)[= ])[^\s\"'`,;)]{4,400}")),
 )  # fmt: skip
-_KEEP_PREFIX = frozenset({"url-password", "bearer-token", "cookie", "password"})
+_KEEP_PREFIX = frozenset({"url-password", "bearer-token", "cookie", "password", "token", "header-token"})
 _INNOCENT_VALUE = re.compile(
-    r"(?i)^(?:none|null|true|false|required|missing|empty|not|\$\{?\w+\}?|<[^>]*>|\*+|x{3,}|\.\.\.)[\s\"']*$"
+    r"(?i)(?:none|null|nil|true|false|required|missing|empty|not|set|unset|include|omit|optional|\$\{?\w+\}?|%\w+%|<[^>\s]*>?"
+    r"|\*+|x{3,}|\w{0,8}(?:\.{3}|…)|os\.environ\S*|\w*getenv\S*|[A-Za-z_][\w.]*\([^)]*)"
 )
+"""Values that keep no secret: words of a message, placeholders, code that fetches it."""
+_PLAIN_WORD = re.compile(r"[a-z]+|[A-Z]{4,}(?:_[A-Z]+)*")
+_IDENTIFIER = re.compile(r"[a-z]+(?:[_.-][a-z0-9]+)+|[a-z]+")
 
-_HOME = re.compile(r"(?:/home/|/Users/|/var/home/|/export/home/)[^/\s:\"'<>|()\[\],;]+|/root(?=/|\b)")
-_WINDOWS_HOME = re.compile(r"(?i)\b[a-z]:\\+(?:users|documents and settings)\\+[^\\\s:\"'<>|]+")
+_HOME = re.compile(r"(?:/home/|/Users/|/var/home/|/export/home/)[^/\s:\"'<>|()\[\],;]+|(?<![\w.:])/root(?=/|\b)")
+"""Not `-v ~/x:/root/x`: there it is a path inside a container."""
+_WINDOWS_HOME = re.compile(
+    r"(?i)\b[a-z]:[\\/]+(?:users|documents and settings)[\\/]+"
+    r"(?:[^\\/\s:\"'<>|]+(?: [^\\/\s:\"'<>|]+){1,3}(?=[\\/])|[^\\/\s:\"'<>|]+)"
+)
 _EMAIL = re.compile(r"(?<![\w.@])(?!git@)[\w.+%-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.){1,5}[A-Za-z]{2,24}\b")
-_PROMPT = re.compile(r"(?m)(?<![\w.])[a-z_][\w.-]{0,31}@(?!v?\d)[A-Za-z][\w.-]{1,62}(?=:[~/]|\s*[#$]\s)")
+_PROMPT = re.compile(
+    r"(?m)(?<![\w.])[a-z_][\w.-]{0,31}@(?!v?\d)[A-Za-z][\w.-]{1,62}(?=:[~/]|\s*[#$]\s|(?: [^\]\s]{1,60})?\][#$])"
+)
+_SHARE = re.compile(r"(?m)(?:^|(?<=[\s\"'=(`]))\\\\[A-Za-z][\w.-]{2,62}(?=\\[\w$])")
 _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
-_IPV6 = re.compile(r"(?i)(?<![\w:.])(?:[0-9a-f]{1,4}:){5,7}[0-9a-f]{1,4}(?![\w:])|\bfe80::[0-9a-f:]+")
+_IPV6 = re.compile(
+    r"(?i)(?<![\w:.])(?:[0-9a-f]{1,4}:){5,7}[0-9a-f]{1,4}(?![\w:])|\bfe80::[0-9a-f:]+"
+    r"|(?<![\w:.])(?=[0-9a-f:]{0,40}::)(?:[23][0-9a-f]{3}|f[cd][0-9a-f]{2}):(?:[0-9a-f]{0,4}:){1,6}[0-9a-f]{0,4}(?![\w:])"
+)
 _MAC = re.compile(r"(?i)(?<![\w:])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:])")
 _HOST = re.compile(
-    r"(?i)\b[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,4}\.(?:local|lan|internal|intranet|corp|home\.arpa|localdomain)\b"
+    r"(?i)(?<![\w.-])(?:[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,4}\.(?:lan|intranet|corp|home\.arpa|localdomain)"
+    r"|(?!(?:self|threading|torch|mlir|module|node|this|cls|ctx|np|tf)\.)[a-z0-9][a-z0-9-]{0,62}\.local"
+    # `.internal` is also a namespace and Docker's own name: a host of that kind has a number or a dash.
+    r"|(?=[a-z0-9.]{0,80}[0-9-])[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,4}\.internal)(?![\w(=-]|\.\w)"
 )
 _SYSLOG_HOST = re.compile(r"(?m)^(\s*[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d )[\w.-]+(?= [\w./-]+(?:\[\d+\])?:)")
 _LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|0\.0\.0\.0|255\.255\.255\.\d+")
-_VERSION_BEFORE = re.compile(r"(?i)(?:version|ver|v|release|driver|xrt|firmware|fw|build|[=<>~])[\s:\"'(=]*$")
+_VERSION_BEFORE = re.compile(
+    r"(?i)(?:version|ver|v|release|driver|xrt|firmware|fw|build|[=<>~])[\s:\"'(=]*(?:(?:here|is|was|to|from)\s+)?$"
+)
+_ADDRESS_BEFORE = re.compile(
+    r"(?i)(?:://|@|\b(?:host|ip|addr|address|ssh|ping|peer|server|client|inet|listening on|connect(?:ed|ing)? to)[\s:=\"'(\[]+)$"
+)
 
 
 def redact(text: str) -> Redacted:
     """`text` without secrets, home paths, e-mail addresses and hosts. Idempotent."""
     removed: Counter[str] = Counter()
+    for _ in range(8):  # what is taken out may uncover a word boundary, and so the next thing
+        before, text = text, _pass(text, removed)
+        if text == before:
+            break
+    return Redacted(text, dict(removed))
 
+
+def _pass(text: str, removed: Counter[str]) -> str:
     for kind, pattern in _SECRETS:
         if kind in _KEEP_PREFIX:
             text = pattern.sub(lambda m, kind=kind: _after_prefix(m, kind, removed), text)
@@ -111,16 +157,16 @@ def redact(text: str) -> Redacted:
         removed["home-path"] += 1
         return "~"
 
-    text = _HOME.sub(home, text)
     text = _WINDOWS_HOME.sub(home, text)
+    text = _HOME.sub(home, text)
     text = _EMAIL.sub(lambda _m: _mark("e-mail", removed), text)
     text = _PROMPT.sub(lambda _m: _mark("host", removed), text)
+    text = _SHARE.sub(lambda _m: "\\\\" + _mark("host", removed), text)
     text = _HOST.sub(lambda _m: _mark("host", removed), text)
     text = _SYSLOG_HOST.sub(lambda m: m[1] + _mark("host", removed), text)
     text = _MAC.sub(lambda _m: _mark("mac", removed), text)
     text = _IPV6.sub(lambda _m: _mark("ip", removed), text)
-    text = _IPV4.sub(lambda m: _ipv4(m, removed), text)
-    return Redacted(text, dict(removed))
+    return _IPV4.sub(lambda m: _ipv4(m, removed), text)
 
 
 def _mark(kind: str, removed: Counter[str]) -> str:
@@ -131,23 +177,41 @@ def _mark(kind: str, removed: Counter[str]) -> str:
 def _after_prefix(match: re.Match[str], kind: str, removed: Counter[str]) -> str:
     prefix = match[1]
     value = match[0][len(prefix) :]
-    if "<redacted:" in value or (kind == "password" and _INNOCENT_VALUE.match(value.strip("\"'"))):
+    if "<redacted:" in value or _is_innocent(kind, prefix, value):
         return match[0]
     tail = "@" if kind == "url-password" else ""
     space = " " if kind == "bearer-token" else ""
     return f"{prefix}{space}{_mark(kind, removed)}{tail}"
 
 
+def _is_innocent(kind: str, prefix: str, value: str) -> bool:
+    bare = value.strip().strip("\"'`.,)]}")
+    if kind == "bearer-token":
+        return _IDENTIFIER.fullmatch(bare) is not None
+    if kind in ("password", "token", "header-token"):
+        said = prefix.rstrip().lower().endswith("is") or "--" in prefix  # "the password is wrong", "--token TOKEN"
+        return (
+            not bare
+            or _INNOCENT_VALUE.fullmatch(bare) is not None
+            or (said and _PLAIN_WORD.fullmatch(bare) is not None)
+        )
+    return False
+
+
 def _ipv4(match: re.Match[str], removed: Counter[str]) -> str:
     """Four-part version numbers look like addresses: 2.21.75.1 after 'version' stays."""
     before = match.string[max(0, match.start() - 24) : match.start()]
-    if _LOOPBACK.fullmatch(match[0]) or _VERSION_BEFORE.search(before):
+    if _LOOPBACK.fullmatch(match[0]):
+        return match[0]
+    if _ADDRESS_BEFORE.search(before) or re.match(r":\d{2,5}\b", match.string[match.end() : match.end() + 7]):
+        return _mark("ip", removed)
+    if _VERSION_BEFORE.search(before):
         return match[0]
     first = int(match[0].split(".")[0])
     private = re.match(
         r"10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|169\.254\.|100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])\.", match[0]
     )
-    if not private and (first < 20 or first == 32):
+    if not private and (first < 20 or 30 <= first <= 32):
         return match[0]  # driver and package versions (1.7.1.14, 2.18.0.0, 32.0.203.240) are far likelier
     return _mark("ip", removed)
 
@@ -159,11 +223,11 @@ _INSTRUCTION = re.compile(
     r"|\b(?:system prompt|developer message|hidden instruction|jailbreak|do anything now)\b"
     r"|</?(?:system|assistant|user|tool_result|function_calls?|instructions?|important|im_start|im_end)\b[^>]{0,60}>|<\|(?:im_start|im_end|system|user|assistant|endoftext)\|>|\[/?INST\]"
     r"|\b(?:do not|don't|never)\b.{0,30}\b(?:tell|inform|mention|reveal|show|warn|alert)\b.{0,25}\b(?:user|human|operator|developer|person|anyone)"
-    r"|\b(?:dear|attention|note to|message (?:to|for)|instructions? (?:to|for))\b.{0,20}\b(?:ai|llm|agent|assistant|model|claude|gpt|gemini|copilot|codex)\b"
-    r"|\b(?:ai|llm|agent|assistant|claude|gpt|copilot|codex)s?\b.{0,30}\b(?:must|should|shall|have to|need to|are required to|has to)\b"
+    r"|\b(?:dear|attention[:,!]|attention all|note to|message (?:to|for)|instructions? (?:to|for))(?!\w).{0,20}\b(?:ai|llm|agent|assistant|model|claude|gpt|gemini|copilot|codex)\b"
+    r"|\b(?:(?:ai|llm|language) (?:agent|assistant|model)|agent|assistant|claude|gpt|copilot|codex|(?:ai|llm)s?(?= (?:reading|that read|who read|seeing|processing)))s?\b.{0,40}\b(?:must|should|shall|have to|need to|are required to|has to)\b"
     r"|\b(?:curl|wget|iwr|invoke-webrequest)\b[^\n|]{0,200}\|\s*(?:sudo\s+)?(?:ba|z|da)?sh\b|\biex\s*\(|\beval\s+\"?\$\(curl"
-    r"|\brm\s+-[a-z]*r[a-z]*f?\s+(?:--no-preserve-root\s+)?[~/]\S*|\bbase64\s+(?:-d|--decode)\b[^\n]{0,60}\|\s*(?:ba)?sh|\bnc\s+-e\b|>\s*/etc/(?:passwd|sudoers)|authorized_keys"
-    r"|\b(?:send|post|upload|exfiltrate|leak|email|forward)\b.{0,50}\b(?:secret|token|key|credential|password|env(?:ironment)?|history|ssh|\.env|conversation)s?\b"
+    r"|\brm\s+-[a-z]*r[a-z]*f?\s+(?:--no-preserve-root\s+)?(?!~/\.(?:cache|iron|triton|npu)\b)[~/]\S*|\bbase64\s+(?:-d|--decode)\b[^\n]{0,60}\|\s*(?:ba)?sh|\bnc\s+-e\b|>\s*/etc/(?:passwd|sudoers)|authorized_keys"
+    r"|\b(?:send|post|upload|exfiltrate|leak|email|forward)\b.{0,50}\b(?:secret|token|key|credential|password|env(?:ironment)?|history|ssh|\.env|(?:the|this|your|whole|full|entire) conversation)s?\b"
     r"|\b(?:call|invoke|use|run)\b.{0,25}\b(?:report_outcome|contribute_lesson|harvest)\b.{0,60}\b(?:helped|worked|times|always|every)"
     r"|\b(?:always|must|only)\b.{0,30}\b(?:rank|return|show|prefer|recommend|trust|answer with)\b.{0,30}\b(?:this|me|first|lesson|record)\b"
     r"|\b(?:loosen|disable|skip|turn off|raise)\b.{0,30}\b(?:gate|tolerance|verification|safety|sandbox|guard)s?\b.{0,40}\b(?:and|so|to)\b.{0,20}\b(?:pass|report|claim|say)"
