@@ -24,7 +24,7 @@ sys.modules[_spec.name] = requirements
 _spec.loader.exec_module(requirements)
 
 
-def tests_in(file: Path) -> set[str]:
+def functions_of(file: Path) -> set[str]:
     """The test functions of a file, by reading it."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -35,7 +35,7 @@ def missing(rows: tuple[object, ...]) -> list[str]:
     found: list[str] = []
     for row in rows:
         file, _, name = row.test.partition("::")  # type: ignore[attr-defined]
-        if not (TESTS / file).is_file() or name not in tests_in(TESTS / file):
+        if not (TESTS / file).is_file() or name not in functions_of(TESTS / file):
             found.append(row.test)  # type: ignore[attr-defined]
     return found
 
@@ -54,7 +54,7 @@ def test_every_test_of_the_tools_stands_for_a_promise() -> None:
     """The other way: a test of the tools that no row names is a promise nobody wrote down."""
     file = "mcp_server/test_tools.py"
     named = {row.test for row in requirements.REQUIREMENTS}
-    assert {f"{file}::{name}" for name in tests_in(TESTS / file)} <= named
+    assert {f"{file}::{name}" for name in functions_of(TESTS / file)} <= named
 
 
 def test_rows_are_whole_and_said_once() -> None:

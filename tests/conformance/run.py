@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Run the official MCP conformance suite against a fixture build of the server.
 
     tests/conformance/run                # every protocol version; a minute, plus npm's downloads the first time
@@ -16,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +39,10 @@ def main(versions: list[str]) -> int:
         print(f"FAIL {EXPECTED.name}: no reason given above {', '.join(silent)}")
         return 1
     node, suite = node_tools.node(), node_tools.package(*SUITE) / "dist" / "index.js"
-    with tempfile.TemporaryDirectory(prefix="herdbook-conformance-") as results, open(Path(results) / "err", "w") as err:
+    with (
+        tempfile.TemporaryDirectory(prefix="herdbook-conformance-") as results,
+        open(Path(results) / "err", "w") as err,
+    ):
         fixture = subprocess.Popen(
             [sys.executable, "-P", str(HERE / "fixture_server.py")], stdout=subprocess.PIPE, stderr=err, text=True
         )
@@ -76,7 +79,7 @@ def run(node: str, suite: Path, url: str, version: str, results: Path) -> bool:
 def unexplained_entries(text: str) -> list[str]:
     """Entries of the list of expected failures that have no comment right above them."""
     lines = [line.strip() for line in text.splitlines()]
-    pairs = zip([""] + lines, lines)
+    pairs = pairwise(["", *lines])
     return [line[2:] for above, line in pairs if line.startswith("- ") and not above.startswith("#")]
 
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Let the MCP Inspector's command line list and call every tool, on stdio and on HTTP with a token.
 
     tests/inspector/run          # about a minute, plus npm's downloads the first time
@@ -24,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import node_tools  # noqa: E402
+import node_tools
 
 INSPECTOR = ("@modelcontextprotocol/inspector", "2.12.0")
 TOOLS = ["explain_error", "search", "get", "contribute_lesson", "report_outcome"]
