@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_PASTE_CHARS = 8_000_000
+MAX_PASTE_CHARS = 2_000_000
 """Of a longer paste only the first and last quarter of this are read in full; the middle is scanned for errors."""
 MAX_LINES = 1500
 """Lines weighed after the scan; the rest are the dullest ones."""
@@ -138,21 +138,26 @@ def _bounded(paste: str) -> str:
     quarter = MAX_PASTE_CHARS // 4
     middle = paste[quarter:-quarter]
     picked: list[str] = []
-    # One error every few kilobytes is enough of the middle; the scan itself is linear.
+    # One error every few kilobytes is enough of the middle. Plain `find` is ten times quicker than a pattern.
+    after = {word: middle.find(word) for word in _ALARMS}
     at = 0
-    while len(picked) < 400 and at < len(middle):
-        found = _QUICK.search(middle, at)
-        if found is None:
+    while len(picked) < 400:
+        for word, found in after.items():
+            if 0 <= found < at:
+                after[word] = middle.find(word, at)
+        first = min((found for found in after.values() if found >= 0), default=-1)
+        if first < 0:
             break
-        start = max(middle.rfind("\n", 0, found.start()) + 1, found.start() - MAX_LINE_CHARS)
-        end = middle.find("\n", found.start())
-        end = found.start() + MAX_LINE_CHARS if end < 0 else min(end, found.start() + MAX_LINE_CHARS)
+        start = max(middle.rfind("\n", 0, first) + 1, first - MAX_LINE_CHARS)
+        end = middle.find("\n", first)
+        end = first + MAX_LINE_CHARS if end < 0 else min(end, first + MAX_LINE_CHARS)
         picked.append(middle[start:end])
-        at = max(end, found.end()) + 2000
+        at = end + 2000
     return "\n".join([paste[:quarter], *picked, paste[-quarter:]])
 
 
-_QUICK = re.compile(r"(?i)error|fail|ERT_CMD|exceed|timed out|exception")
+_ALARMS = ("error", "Error", "ERROR", "fail", "Fail", "FAIL", "ERT_CMD", "xceed", "XCEED", "imed out", "xception")
+"""What marks a line of the middle of a very long paste as worth reading."""
 
 
 def _thin(raw: list[str]) -> list[str]:

@@ -16,6 +16,9 @@ from hashlib import blake2b
 VERSION = 1
 """Raised when masking changes, so that stored signatures are recomputed."""
 
+MAX_LINE_CHARS = 4000
+"""What of a line is looked at; the signature itself is shorter, and masking is not linear."""
+
 _PREFIX = re.compile(
     r"^\s*(?:\[\s*\d+\.\d+\]\s*|\w{3}\s+\d+ [\d:]{8} \S+ kernel:\s*(?:\[\s*[\d.]+\]\s*)?"
     r"|\[?\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?\s*|\[?\d\d:\d\d:\d\d[.,]?\d*\]?\s+|>\s+|\$\s+|E\s{2,})+"
@@ -56,13 +59,13 @@ class Signature:
 
 def signature_of(line: str) -> Signature:
     """The signature of one diagnostic line."""
-    text = _PREFIX.sub("", line.strip())
+    text = _PREFIX.sub("", line.strip()[:MAX_LINE_CHARS])
     facets = facets_of(text)
     for pattern, put in _MASKS:
         text = pattern.sub(put, text)
     text = _NUMBER.sub("#", text)
     text = " ".join(text.lower().split())[:400]
-    return Signature(text, blake2b(text.encode(), digest_size=8).hexdigest(), facets)
+    return Signature(text, blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest(), facets)
 
 
 def facets_of(text: str) -> tuple[str, ...]:
