@@ -30,7 +30,7 @@ from kb.filters import Filters
 from kb.lexical import Segment
 from kb.query import Query, read_query
 from kb.rank import Ranking
-from kb.records import ID_PATTERN, Lesson, Provenance, Record, record_from_dict
+from kb.records import ID_PATTERN, MAX_TEXT_CHARS, Lesson, Provenance, Record, record_from_dict
 from kb.redact import instructions_in, redact
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
@@ -645,6 +645,8 @@ def prepare(draft: Mapping[str, Any]) -> tuple[Lesson, dict[str, int], tuple[str
 
 def _redacted(value: Any, removed: dict[str, int]) -> Any:
     if isinstance(value, str):
+        if len(value) > 10 * MAX_TEXT_CHARS:
+            return value  # no field takes so much: refused below, and never written
         result = redact(value)
         for kind, count in result.removed.items():
             removed[kind] = removed.get(kind, 0) + count
