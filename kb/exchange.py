@@ -170,7 +170,7 @@ def import_from(memory: Memory, source: Path, reviewed: bool = False) -> ImportR
         for record in taken_in:
             if isinstance(record, Lesson) and record.superseded_by in names:
                 record = record.model_copy(update={"superseded_by": names[record.superseded_by]})
-            flags = [f"instruction: {found}" for found in instructions_in(_text(record))]
+            flags = [f"instruction: {found}" for found in instructions_in(texts_of(record))]
             store.add(record, flags + (["reviewed"] if reviewed else []), {"imported_from": source.name})
             new.append(record.id)
         votes = _take_standing(memory, standing, names, set(new), redacted)
@@ -221,13 +221,6 @@ def _take_standing(
             store.note(line["type"], record_id, {**_clean(line["data"], removed), "origin": line["origin"]})
             votes += line["type"] == "outcome"
     return votes
-
-
-def _text(record: Record) -> str:
-    if isinstance(record, Lesson):
-        return "\n".join([record.title, record.symptom, *record.also_seen_as, record.cause, record.fix, record.verify,
-                          record.did_not_help])  # fmt: skip
-    return json.dumps(record.model_dump(mode="json"), ensure_ascii=False)
 
 
 def _standing(name: str, data: bytes, refused: list[str]) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,10 @@ def device_target(name: str) -> str:
     raise KbError(f"device {name[:40]!r} is unknown; use one of {known}")
 
 
+PHASES = ("setup", "0", "1", "2", "3", "4", "5", "6", "7")
+"""Setup, or a deployment phase."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What a hit has to fit; empty fields admit everything. versions: package → installed version."""
@@ -45,6 +49,13 @@ class Filters:
     status: str | None = None
     kinds: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def check(self) -> None:
+        """Refuse values that nothing can fit. Raises KbError naming the valid ones."""
+        if self.device:
+            device_target(self.device)
+        if self.phase and self.phase not in PHASES:
+            raise KbError(f"phase {self.phase[:40]!r} is unknown; use one of {', '.join(PHASES)}")
 
     def admits(self, record: Record) -> bool:
         """Whether `record` fits."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kb.document import Document
 
-K1 = 1.2
+K1 = 1.4
 B = 0.5
 TYPICAL_LENGTH = 260.0
 """Weighted terms of a typical lesson; fixed so that scores stay comparable as the store grows."""

@@ -30,7 +30,7 @@ from kb.filters import Filters
 from kb.lexical import Segment
 from kb.query import Query, read_query
 from kb.rank import Ranking
-from kb.records import ID_PATTERN, MAX_TEXT_CHARS, Lesson, Provenance, Record, record_from_dict
+from kb.records import ID_PATTERN, MAX_TEXT_CHARS, Lesson, Provenance, Record, record_from_dict, texts_of
 from kb.redact import instructions_in, redact
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
@@ -42,6 +42,8 @@ DENSE_TOKENS = 64
 """Query tokens embedded: more costs more time than it finds (herdbook bench retrieval)."""
 TAIL_DOCUMENTS = 2000
 """User records indexed since the saved index before it is written again."""
+FLAGGED_SHARE = 0.8
+"""What is left of the score of a record whose text reads like orders to an agent."""
 NEAR_DUPLICATE = 0.8
 """Share of cause-and-fix terms in common from which two lessons with one signature are the same."""
 MAX_PASTE_BYTES = 64 * 1024 * 1024
@@ -188,8 +190,7 @@ class Memory:
 
     def _ask(self, paste: str, filters: Filters, limit: int, off: frozenset[str] = frozenset()) -> Answer:
         query = read_query(paste)
-        if filters.device:
-            filters.admits(next(iter(self.corpus.records.values())))  # an unknown device is said at once
+        filters.check()
         with self._lock:
             self.refresh()
             vector, warnings = (None, []) if "dense" in off else self._query_vector(query)
@@ -248,6 +249,8 @@ class Memory:
             # Laplace-smoothed share of good outcomes, 0.5 without votes; one vote moves little.
             share = (helped + 2.0) / (helped + failed + 4.0)
             scores[candidate.record_id] = candidate.score * (0.6 + 0.8 * share)
+            if self._flags(candidate.record_id):
+                scores[candidate.record_id] *= FLAGGED_SHARE
         reviewed = [c for c in found.candidates if self._reviewed(c.record_id)]
         solid = [c for c in reviewed if self._ranking.knows(self._evidence(c, found), found.dense)]
         if solid:
@@ -261,8 +264,6 @@ class Memory:
                 ceiling = min(
                     (scores[r.record_id] for r, is_same in zip(solid, same, strict=True) if is_same), default=None
                 )
-                if self._flags(name):
-                    ceiling = lowest
                 if ceiling is not None and scores[name] >= ceiling:
                     scores[name] = ceiling - 1e-6
         return sorted(found.candidates, key=lambda c: (-scores[c.record_id], c.record_id))
@@ -637,9 +638,7 @@ def prepare(draft: Mapping[str, Any]) -> tuple[Lesson, dict[str, int], tuple[str
     record = record_from_dict(clean)
     if not isinstance(record, Lesson):
         raise RecordInvalid("kind: only lessons can be contributed")
-    text = "\n".join([record.title, record.symptom, *record.also_seen_as, record.cause, record.fix, record.verify,
-                      record.did_not_help])  # fmt: skip
-    flags = tuple(f"instruction: {passage}" for passage in instructions_in(text))
+    flags = tuple(f"instruction: {passage}" for passage in instructions_in(texts_of(record)))
     return record, removed, flags
 
 

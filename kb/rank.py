@@ -37,27 +37,47 @@ EVIDENCE = (
     "lead",  # relative gap of the best to the second candidate
     "known",  # share of the query's weight that any record knows at all
     "prose",  # 1 for a description in words
-    "foreign",  # share of the query's telling weight that stands for another stack (CUDA, Docker, Java …)
+    "foreign",  # share of the telling words that stand for another stack (CUDA, Docker, Java …)
+    "home",  # share of them that only the NPU stack prints
+    "amount",  # how much the query says at all [0, 1]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Learnt weights for one mode (with dense search, or lexical only)."""
+    """Learnt weights for one mode (with dense search, or lexical only).
 
-    order: Mapping[str, float]
+    A log and a description in words are ordered by different weights: words tell logs apart,
+    meaning helps descriptions.
+    """
+
+    order_log: Mapping[str, float]
+    order_prose: Mapping[str, float]
     confidence: Mapping[str, float]
     known: Mapping[str, float]
     threshold: float
 
 
 _ORDER = {"share": 4.0, "relative": 3.0, "coverage": 1.0, "signature": 1.0, "facets": 0.5, "rare": 0.5}
-_EVIDENCE = {"bias": -2.5, "share": 4.0, "coverage": 2.0, "signature": 1.5, "known": 1.0, "foreign": -3.0}
+_EVIDENCE = {
+    "bias": -2.5,
+    "share": 4.0,
+    "coverage": 2.0,
+    "signature": 1.5,
+    "known": 1.0,
+    "foreign": -6.0,
+    "home": 2.0,
+    "amount": 1.0,
+}
 DEFAULTS = {
     "dense": Curves(
-        {**_ORDER, "cosine": 3.0, "cosine_lead": 1.0}, {**_EVIDENCE, "cosine": 3.0}, {**_EVIDENCE, "cosine": 3.0}, 0.35
+        _ORDER,
+        {**_ORDER, "cosine": 3.0, "cosine_lead": 1.0},
+        {**_EVIDENCE, "cosine": 3.0},
+        {**_EVIDENCE, "cosine": 3.0},
+        0.35,
     ),
-    "lexical": Curves(_ORDER, {**_EVIDENCE, "bias": -1.5}, {**_EVIDENCE, "bias": -1.5}, 0.35),
+    "lexical": Curves(_ORDER, _ORDER, {**_EVIDENCE, "bias": -1.5}, {**_EVIDENCE, "bias": -1.5}, 0.35),
 }
 
 
@@ -82,9 +102,9 @@ class Ranking:
         data = {"learnt_from": self.learnt_from, "curves": {mode: asdict(c) for mode, c in self.curves.items()}}
         path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
 
-    def scores(self, features: NDArray[np.float32], dense: bool) -> NDArray[np.float32]:
+    def scores(self, features: NDArray[np.float32], dense: bool, prose: bool) -> NDArray[np.float32]:
         """Order scores of candidates from their features [candidates, len(FEATURES)]."""
-        weights = self._mode(dense).order
+        weights = self._mode(dense).order_prose if prose else self._mode(dense).order_log
         return features @ np.array([weights.get(name, 0.0) for name in FEATURES], dtype=np.float32)
 
     def confidence_of(self, evidence: Mapping[str, float], dense: bool) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -272,6 +272,29 @@ def explain_validation(error: ValidationError) -> str:
     """The wrong fields of a record, one a line, without echoing large values."""
     lines: list[str] = []
     for item in error.errors(include_url=False, include_input=False)[:12]:
-        where = ".".join(str(part) for part in item["loc"] if part not in KINDS) or "record"
-        lines.append(f"{where}: {item['msg']}")
+        where = ".".join(str(part)[:60] for part in item["loc"] if part not in KINDS) or "record"
+        # pydantic counts "items" of a text that a validator has passed on.
+        text = item.get("ctx", {}).get("field_type") == "Value"
+        lines.append(f"{where}: {item['msg'].replace('items', 'characters') if text else item['msg']}")
     return "; ".join(lines)
+
+
+def texts_of(record: Record) -> str:
+    """Everything a record says, one text a line, sources left out."""
+    found: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for key, item in cast("dict[str, Any]", value).items():
+                walk(key)
+                walk(item)
+        elif isinstance(value, list):
+            for item in cast("list[Any]", value):
+                walk(item)
+
+    for name, value in record.model_dump(mode="json", exclude={"provenance", "id", "kind", "status"}).items():
+        if name != "schema_version":
+            walk(value)
+    return "\n".join(found)

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kb.foreign import foreign_share
 from kb.lexical import K1, Segment, term_hash
 from kb.query import Query
 from kb.rank import FEATURES, Ranking
+from kb.stacks import foreign_share, home_share
 from kb.vectors import ExactIndex, VectorIndex
 
 POOL = 40
 """Candidates taken from each stage and shelf before fusion."""
-SCORED_TERMS = 72
+SCORED_TERMS = 96
 """Query terms that are scored: the heaviest by weight × rarity."""
+LINE_WEIGHT_POWER = 0.35
+"""How strongly a line's weight counts against a word's rarity; the context of an error tells its causes apart."""
 STAGES = ("weights", "signature", "lexical", "dense")
 
 
@@ -128,6 +130,8 @@ def _evidence(
         "known": known / total,
         "prose": float(query.prose),
         "foreign": foreign_share(query.terms),
+        "home": home_share(query.terms),
+        "amount": min(1.0, float(np.log1p(total)) / 6.0),
     }
 
 
@@ -158,7 +162,7 @@ def _query_weights(query: Query, shelves: Sequence[Shelf]) -> dict[int, float]:
     rarity = np.minimum(
         _rarity(first, max(1, shelves[0].size())), _rarity(everywhere, max(1, sum(s.size() for s in shelves)))
     )
-    strength = np.sqrt(np.array([query.terms[name] for name in names], dtype=np.float64))
+    strength = np.array([query.terms[name] for name in names], dtype=np.float64) ** LINE_WEIGHT_POWER
     combined = strength * rarity
     top = np.argsort(-combined, kind="stable")[:SCORED_TERMS]
     return {int(hashes[i]): float(combined[i]) for i in top if combined[i] > 0.02}
@@ -296,7 +300,7 @@ def _candidates(
     rows[:, 5] = signature
     rows[:, 6] = present[:, facet_columns].mean(axis=1) if facet_columns.any() else 0.0
     rows[:, 7] = present[:, rare] @ factors[rare] / (float(factors[rare].sum()) or 1.0)
-    scores = ranking.scores(rows, bool(dense_hits))
+    scores = ranking.scores(rows, bool(dense_hits), query.prose)
     order = sorted(range(len(ids)), key=lambda i: (-float(scores[i]), ids[i]))
     values = rows.tolist()
     return [

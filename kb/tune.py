@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kb.corpus import load
-from kb.embed import Encoder
+from kb.embed import Encoder, Vectors
 from kb.files import dump_record
+from kb.memory import DENSE_TOKENS
 from kb.query import read_query
 from kb.rank import DEFAULTS, EVIDENCE, FEATURES, Curves, Ranking
 from kb.records import Record
@@ -89,32 +90,38 @@ def measure(
     cases: Sequence[Case],
     shelf: Shelf,
     records: Mapping[str, Record],
-    encoder: Encoder | None,
+    vectors: Vectors | None,
     *,
     leave_out: bool = False,
-    off: frozenset[str] = frozenset(),
-    max_tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Measured]:
-    """Candidates of every case; with `leave_out`, as if its right lessons did not exist."""
+    """Candidates of every case; with `leave_out`, as if its right lessons did not exist.
+
+    `vectors`: the embedded queries [cases, 384] (`embed`), or None for lexical search only.
+    """
     lessons = {name for name, record in records.items() if record.kind == "lesson"}
     ranking = Ranking()
     measured: list[Measured] = []
     for number, case in enumerate(cases):
         query = read_query(case.query)
-        vector = encoder.encode([query.dense_text], max_tokens)[0] if encoder is not None else None
+        vector = vectors[number] if vectors is not None and query.dense_text else None
         hidden = case.right if leave_out else frozenset[str]()
 
         def admits(ids: Sequence[str], hidden: frozenset[str] = hidden) -> set[str]:
             return {name for name in ids if name in lessons and name not in hidden}
 
-        found = find(query, [shelf], ranking, vector, admits=admits, off=off)
+        found = find(query, [shelf], ranking, vector, admits=admits)
         ids = tuple(candidate.record_id for candidate in found.candidates)
         rows = [[candidate.features[name] for name in FEATURES] for candidate in found.candidates]
         measured.append(Measured(case, ids, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)), found))
         if progress is not None:
             progress(number + 1, len(cases))
     return measured
+
+
+def embed(cases: Sequence[Case], encoder: Encoder) -> Vectors:
+    """The queries' vectors [cases, 384], as search makes them."""
+    return encoder.encode([read_query(case.query).dense_text for case in cases], DENSE_TOKENS)
 
 
 def fit_order(measured: Sequence[Measured], rounds: int = 300, decay: float = 2e-3) -> dict[str, float]:
@@ -130,7 +137,7 @@ def fit_order(measured: Sequence[Measured], rounds: int = 300, decay: float = 2e
         right[i, : len(m.ids)] = [name in m.case.right for name in m.ids]
     scale = x[real].std(axis=0) + 1e-6
     x /= scale
-    weights = np.array([DEFAULTS["dense"].order.get(name, 0.0) for name in FEATURES], dtype=np.float32) * scale
+    weights = np.array([DEFAULTS["dense"].order_prose.get(name, 0.0) for name in FEATURES], dtype=np.float32) * scale
     momentum = np.zeros_like(weights)
     for step in range(rounds):
         p = _softmax(np.where(real, x @ weights, -1e9))
@@ -165,8 +172,9 @@ def fit_curve(
 
 def fit(measured: Sequence[Measured], absent: Sequence[Measured], mode: str) -> Curves:
     """All curves of one mode. `absent`: the same questions with their lessons taken away."""
-    order = fit_order(measured)
-    draft = Curves(order, DEFAULTS[mode].confidence, DEFAULTS[mode].known, 0.5)
+    order_log = fit_order([m for m in measured if not m.found.evidence.get("prose")])
+    order_prose = fit_order([m for m in measured if m.found.evidence.get("prose")])
+    draft = Curves(order_log, order_prose, DEFAULTS[mode].confidence, DEFAULTS[mode].known, 0.5)
     ranked = [(m, *_ranked(m, draft)) for m in measured if m.ids]
     rows = np.array([_vector(evidence) for _, _, evidence in ranked])
     right = np.array([float(ids[0] in m.case.right) for m, ids, _ in ranked])
@@ -183,7 +191,7 @@ def fit(measured: Sequence[Measured], absent: Sequence[Measured], mode: str) -> 
     ])  # fmt: skip
     known = fit_curve(all_rows, labels, importance)
     threshold = _best_threshold(known, rows, answerable)
-    return Curves(order, confidence, known, threshold)
+    return Curves(order_log, order_prose, confidence, known, threshold)
 
 
 def _best_threshold(known: Mapping[str, float], rows: NDArray[np.float64], answerable: NDArray[np.float64]) -> float:
@@ -256,7 +264,8 @@ def cross_validate(
 
 def _ranked(m: Measured, curves: Curves) -> tuple[tuple[str, ...], dict[str, float]]:
     """A case's ids in the order of `curves`, and the evidence of the first."""
-    scores = m.features @ np.array([curves.order.get(name, 0.0) for name in FEATURES], dtype=np.float32)
+    weights = curves.order_prose if m.found.evidence["prose"] else curves.order_log
+    scores = m.features @ np.array([weights.get(name, 0.0) for name in FEATURES], dtype=np.float32)
     order = sorted(range(len(m.ids)), key=lambda i: (-float(scores[i]), m.ids[i]))
     best = order[0]
     second = float(scores[order[1]]) if len(order) > 1 else 0.0
@@ -309,18 +318,19 @@ def learn(
     shelf = Shelf()
     shelf.add(corpus.segment)
     shelf.vectors.put(corpus.vectors)
+    embedded = embed(cases, encoder)
     curves: dict[str, Curves] = {}
     held_out: dict[str, Figures] = {}
     training: dict[str, Figures] = {}
     for number, mode in enumerate(("dense", "lexical")):
-        model = encoder if mode == "dense" else None
+        vectors = embedded if mode == "dense" else None
 
         def step(done: int, _total: int, base: int = number * 2 * len(cases)) -> None:
             if progress is not None:
                 progress(base + done, 4 * len(cases))
 
-        measured = measure(cases, shelf, records, model, progress=step)
-        absent = measure(cases, shelf, records, model, leave_out=True)
+        measured = measure(cases, shelf, records, vectors, progress=step)
+        absent = measure(cases, shelf, records, vectors, leave_out=True)
         curves[mode] = fit(measured, absent, mode)
         held_out[mode] = cross_validate(measured, absent, mode, lambda case: case.source or case.case_id)
         training[mode] = figures(measured, lambda _case, mode=mode: curves[mode])

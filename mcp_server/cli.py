@@ -39,11 +39,7 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
-    if sys.argv[1:2] == ["serve"]:  # the server must start fast: no command-line library on its path
-        from mcp_server.serve import main as serve_main
-
-        sys.exit(serve_main(sys.argv[2:]))
+    """Run the command line (`mcp_server.start` comes before it)."""
     from mcp_server import cli_upkeep
 
     cli_upkeep.register(app)

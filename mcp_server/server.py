@@ -16,7 +16,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, GetPromptResult, InputRequiredResult, ToolAnnotations
+from mcp_types import INVALID_PARAMS, CallToolResult, GetPromptResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field
 
 from mcp_server import replies, wire
@@ -116,6 +116,18 @@ class Server(MCPServer[Any]):
         async with stdio_server(*wire.ends()) as (reading, writing):
             lower = self._lowlevel_server  # the SDK offers no public way to other streams
             await lower.run(reading, writing, lower.create_initialization_options())
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """A tool's answer; an argument it does not have is refused, since a misspelt filter would filter nothing."""
+        tool = next((tool for tool in await self.list_tools() if tool.name == name), None)
+        known = list(tool.input_schema.get("properties", {})) if tool is not None else []
+        unknown = [argument for argument in arguments if argument not in known]
+        if tool is not None and unknown:
+            shown = ", ".join(argument[:40] for argument in unknown[:5])
+            raise ToolError(f"{name} has no argument {shown}; it takes {', '.join(known) or 'none'}")
+        return await super().call_tool(name, arguments, context)
 
     async def get_prompt(
         self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None

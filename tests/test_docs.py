@@ -72,7 +72,11 @@ def test_the_tree_in_the_readme_names_every_module() -> None:
 
 
 def test_no_text_names_a_machine_path_or_a_registry_host() -> None:
-    texts = [p for p in ROOT.glob("*.md")] + list((ROOT / "mcp_server").rglob("*.py")) + list((ROOT / "kb").glob("*.py"))
+    texts = (
+        [p for p in ROOT.glob("*.md")] + list((ROOT / "mcp_server").rglob("*.py")) + list((ROOT / "kb").glob("*.py"))
+    )
     for path in texts:
-        found = re.search(r"/root/|/work/|pypi\.org|registry\.npmjs\.org|deb\.debian\.org", path.read_text(encoding="utf-8"))
+        found = re.search(
+            r"/root/|/work/|pypi\.org|registry\.npmjs\.org|deb\.debian\.org", path.read_text(encoding="utf-8")
+        )
         assert found is None, f"{path}: {found}"

@@ -23,8 +23,7 @@ def imports(path: Path) -> set[str]:
 def environment_readers(path: Path) -> bool:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(
-        isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
-        for node in ast.walk(tree)
+        isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb") for node in ast.walk(tree)
     )
 
 

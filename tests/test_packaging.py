@@ -28,7 +28,11 @@ def test_no_package_named_kernels_becomes_importable(tmp_path: Path) -> None:
 def test_the_base_install_asks_for_neither_torch_nor_chromadb() -> None:
     base = [line for line in requires("herdbook") or [] if "extra ==" not in line]
     assert base
-    assert not [line for line in base if line.split(">")[0].split("=")[0].strip() in ("torch", "chromadb", "sentence-transformers")]
+    assert not [
+        line
+        for line in base
+        if line.split(">")[0].split("=")[0].strip() in ("torch", "chromadb", "sentence-transformers")
+    ]
 
 
 def test_the_corpus_its_compiled_form_and_the_demo_logs_are_installed() -> None:
