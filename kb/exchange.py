@@ -27,7 +27,7 @@ from typing import Any, cast
 from kb.errors import FileInvalid, ImportRefused, RecordInvalid
 from kb.files import MAX_FILE_BYTES, dump_record, parse_record
 from kb.memory import Memory
-from kb.records import ID_PATTERN, Lesson, Record, record_from_dict
+from kb.records import ID_PATTERN, Lesson, Record, record_from_dict, texts_of
 from kb.redact import instructions_in, redact
 from kb.store import Event, Stored, fingerprint
 
