@@ -282,6 +282,7 @@ def _members(source: Path) -> Iterator[tuple[str, bytes]]:
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,
+        IndexError,  # zipfile: a member without a name
         EOFError,
         OSError,
         RuntimeError,

@@ -318,6 +318,14 @@ def broken_gzip() -> bytes:
     return bytes(data)
 
 
+def nameless_zip() -> bytes:
+    """A zip whose directory has a member with an empty name; found by the fuzzer."""
+    data = bytearray(zip_of(("a", b"")))
+    at = data.rindex(b"PK\x01\x02")
+    data[at + 28 : at + 32] = b"\0\0\1\0"
+    return bytes(data)
+
+
 def lying_zip(claimed: int = 10) -> bytes:
     """A zip whose directory says `claimed` bytes where 200,000 are packed."""
     data = bytearray(zip_of(("a.md", b"x" * 200_000)))
@@ -344,6 +352,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "cut off": ("in.tar.gz", lambda: gzip.compress(tar_of(FINE))[:-40], ""),
     "flipped bits": ("in.tar.gz", broken_gzip, ""),
     "zip that lies of its size": ("in.zip", lying_zip, ""),
+    "zip member without a name": ("in.zip", nameless_zip, ""),
     "cut zip": ("in.zip", lambda: zip_of(("a.md", GOOD.encode()))[:-30], ""),
     "bzip2": ("in.tar.bz2", lambda: bz2.compress(tar_of(FINE)), "cannot be read as an archive"),
     "text": ("in.tar", lambda: b"hello\n" * 1000, "cannot be read as an archive"),

@@ -77,11 +77,11 @@ def test_ten_poisoned_near_copies_never_displace_the_documented_lesson(poisoned:
             f"{record.title}\n{record.symptom}",
             f"$ make run\n{record.symptom}\nmake: *** [run] Error 1",
         ):
-            answer = poisoned.explain(query, limit=11)
+            answer = poisoned.explain(query)
             assert answer.hits[0].record.id == record.id
             assert answer.hits[0].reviewed
-        # The copies are there to be displaced: without the documented lesson one of them would lead.
-        assert {hit.record.id for hit in answer.hits} & set(stored)
+        # The guard: the copies do answer the query where only unreviewed records are asked for.
+        assert poisoned.explain(record.symptom, Filters(status="observed")).hits[0].record.id in stored
 
 
 def test_a_wrong_lesson_that_did_not_help_sinks_below_the_right_one(memory: Memory) -> None:
