@@ -39,6 +39,8 @@ EVIDENCE = (
     "prose",  # 1 for a description in words
     "foreign",  # share of the telling words that stand for another stack (CUDA, Docker, Java …)
     "home",  # share of them that only the NPU stack prints
+    "near",  # share of them at home here but not only here (tiles, tensors, model names)
+    "slant",  # how far its words lean to failures of this stack or of others, learnt word by word [-1, 1]
     "amount",  # how much the query says at all [0, 1]
 )
 
@@ -47,6 +49,7 @@ EVIDENCE = (
 class Curves:
     """Learnt weights for one mode (with dense search, or lexical only).
 
+    slants: word → log-odds of standing in a question about this stack.
     A log and a description in words are ordered by different weights: words tell logs apart,
     meaning helps descriptions.
     """
@@ -56,6 +59,7 @@ class Curves:
     confidence: Mapping[str, float]
     known: Mapping[str, float]
     threshold: float
+    slants: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 _ORDER = {"share": 4.0, "relative": 3.0, "coverage": 1.0, "signature": 1.0, "facets": 0.5, "rare": 0.5}
@@ -67,6 +71,7 @@ _EVIDENCE = {
     "known": 1.0,
     "foreign": -6.0,
     "home": 2.0,
+    "near": 1.0,
     "amount": 1.0,
 }
 DEFAULTS = {
@@ -116,8 +121,23 @@ class Ranking:
         curves = self._mode(dense)
         return _logistic(curves.known, evidence) >= curves.threshold
 
+    def slant(self, weights: Mapping[str, float], dense: bool) -> float:
+        """How far a query's telling words lean to this stack (1) or to others (-1)."""
+        return slant_of(self._mode(dense).slants, telling(weights))
+
     def _mode(self, dense: bool) -> Curves:
         return self.curves["dense" if dense else "lexical"]
+
+
+def telling(weights: Mapping[str, float]) -> list[str]:
+    """The words of a query's telling lines."""
+    return [term for term, weight in weights.items() if weight >= 1.0]
+
+
+def slant_of(slants: Mapping[str, float], words: list[str]) -> float:
+    """Summed log-odds of `words`, damped by their number and cut to [-1, 1]."""
+    total = sum(slants.get(word, 0.0) for word in words) / (len(words) + 4) ** 0.5
+    return max(-1.0, min(1.0, total / 5))
 
 
 def _logistic(weights: Mapping[str, float], evidence: Mapping[str, float]) -> float:

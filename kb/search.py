@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kb.lexical import K1, Segment, term_hash
 from kb.query import Query
 from kb.rank import FEATURES, Ranking
-from kb.stacks import foreign_share, home_share
+from kb.stacks import foreign_share, home_share, near_share
 from kb.vectors import ExactIndex, VectorIndex
 
 POOL = 40
@@ -103,11 +103,20 @@ def find(
         _complete_dense(list(ids), shelves, dense_query, dense_hits)
     candidates = _candidates(query, list(ids), weights, lexical, table, dense_hits, signature_hits, ranking)
     factors = np.fromiter(weights.values(), dtype=np.float32, count=len(weights))
-    return Found(tuple(candidates), _evidence(query, candidates, weights, shelves), bool(dense_hits), factors)
+    return Found(
+        tuple(candidates),
+        _evidence(query, candidates, weights, shelves, ranking.slant(query.terms, bool(dense_hits))),
+        bool(dense_hits),
+        factors,
+    )
 
 
 def _evidence(
-    query: Query, candidates: Sequence[Candidate], weights: Mapping[int, float], shelves: Sequence[Shelf]
+    query: Query,
+    candidates: Sequence[Candidate],
+    weights: Mapping[int, float],
+    shelves: Sequence[Shelf],
+    slant: float,
 ) -> dict[str, float]:
     """What speaks for the best candidate (`kb.rank.EVIDENCE`)."""
     best = candidates[0].features
@@ -131,6 +140,8 @@ def _evidence(
         "prose": float(query.prose),
         "foreign": foreign_share(query.terms),
         "home": home_share(query.terms),
+        "near": near_share(query.terms),
+        "slant": slant,
         "amount": min(1.0, float(np.log1p(total)) / 6.0),
     }
 

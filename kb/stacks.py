@@ -1,4 +1,4 @@
-"""Whose failure is it: words only the NPU stack prints, and words of other stacks.
+"""Whose failure is it: words only the NPU stack prints, words near it, and words of other stacks.
 
 The NPU stack shares compilers, Python and kernels with the rest of the world, so a CUDA, Docker or
 Java failure can look similar to one of ours. How much these shares count is learnt (`kb.rank`).
@@ -17,6 +17,13 @@ ryzen ryzenai phoenix hawkpoint strix krackan gorgon halo phx stx herd segment m
 pingpong iron irons ironenv vaip vitisai vitis quark flm fastflowlm lemonade gaia oga q4nx bfp16 cdo pdi insts xchesscc chess
 amdaie iree ert_cmd_state aierouter pathfinder switchbox rtp tct mm2s s2mm xrtrunner xrtbackend triton_xdna aieml hxclbin
 drm_ioctl_amdxdna accel0 accel onnxruntime_genai voe xmodel airherd lqp lkp omit_pingpong npu1 npu2 npu4 npu5 npu6 17f0 1502
+"""
+_NEAR = """
+cos cosine corr correlation logits layer bf16 bfloat16 int4 int8 awq q_proj k_proj v_proj o_proj qkv rope gemm gemv matvec matmul
+rmsnorm layernorm softmax swiglu silu gelu prefill decode token tok logit argmax tile tiles core dma channel stride fifo lock launch
+elf mmul accum herd_m herd_x tile_m tile_n tile_k seq_len emb head_dim kv kv_cache lut stale garbage accelerator device dispatch
+bo group_id vectorize unroll intrinsic lowering legalize pass placement router routing switchbox broadcast cascade gguf onnx
+llama qwen smollm gemma phi mistral deepseek whisper igpu hybrid
 """
 _FOREIGN = """
 cuda cudnn cublas nvcc nvidia nvrm nccl tensorrt cutlass cupti nvml xid geforce rtx a100 h100 jetson
@@ -45,12 +52,17 @@ def _stems(words: str) -> frozenset[str]:
     return frozenset(term for word in words.split() for term in (word, stem(word), *terms(word)[:1]))
 
 
-HOME_TERMS, FOREIGN_TERMS = _stems(_HOME), _stems(_FOREIGN)
+HOME_TERMS, NEAR_TERMS, FOREIGN_TERMS = _stems(_HOME), _stems(_NEAR), _stems(_FOREIGN)
 
 
 def home_share(weights: Mapping[str, float]) -> float:
     """Weight of the NPU stack's words over that of all words in telling lines [0, 1]."""
     return _share(weights, HOME_TERMS)
+
+
+def near_share(weights: Mapping[str, float]) -> float:
+    """Weight of words at home here but not only here (tiles, tensors, models) over that of all [0, 1]."""
+    return _share(weights, NEAR_TERMS)
 
 
 def foreign_share(weights: Mapping[str, float]) -> float:

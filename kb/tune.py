@@ -12,8 +12,9 @@ a dozen weights need no more.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from kb.embed import Encoder, Vectors
 from kb.files import dump_record
 from kb.memory import DENSE_TOKENS
 from kb.query import read_query
-from kb.rank import DEFAULTS, EVIDENCE, FEATURES, Curves, Ranking
+from kb.rank import DEFAULTS, EVIDENCE, FEATURES, Curves, Ranking, slant_of, telling
 from kb.records import Record
 from kb.search import Found, Shelf, find
 
-LEAVE_OUT_WEIGHT = 0.25
+LEAVE_OUT_WEIGHT = 0.05
 """Weight of "its lesson was taken away" cases when learning to abstain, against 1 for foreign failures."""
 FOLDS = 5
+LEAST_SLANT = 0.25
+"""Words that lean less are left out of the ranking file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Measured:
     ids: tuple[str, ...]
     features: NDArray[np.float32]
     found: Found
+    words: tuple[str, ...]
+    slant: float = 0.0
 
 
 def read_case(data: Mapping[str, Any], records: Mapping[str, Record], texts: Mapping[str, str]) -> Case:
@@ -113,7 +118,8 @@ def measure(
         found = find(query, [shelf], ranking, vector, admits=admits)
         ids = tuple(candidate.record_id for candidate in found.candidates)
         rows = [[candidate.features[name] for name in FEATURES] for candidate in found.candidates]
-        measured.append(Measured(case, ids, np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES)), found))
+        features = np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES))
+        measured.append(Measured(case, ids, features, found, tuple(telling(query.terms))))
         if progress is not None:
             progress(number + 1, len(cases))
     return measured
@@ -170,8 +176,38 @@ def fit_curve(
     return {"bias": round(bias, 4), **{name: round(float(s), 4) for name, s in zip(EVIDENCE, slopes, strict=True)}}
 
 
+def fit_slants(measured: Sequence[Measured]) -> dict[str, float]:
+    """Word → log-odds of standing in a question about this stack rather than another, shrunk for rare words."""
+    ours: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for m in measured:
+        (ours if m.case.answerable else others).update(set(m.words))
+    known = sum(m.case.answerable for m in measured)
+    slants: dict[str, float] = {}
+    for word in ours.keys() | others.keys():
+        odds = ((ours[word] + 0.5) / (known + 1)) / ((others[word] + 0.5) / (len(measured) - known + 1))
+        count = ours[word] + others[word]
+        value = float(np.log(odds)) * count / (count + 2)
+        if abs(value) >= LEAST_SLANT:
+            slants[word] = round(value, 2)
+    return slants
+
+
+def _with_slants(measured: Sequence[Measured]) -> list[Measured]:
+    """Each case with the slant that words learnt without its fold give it: what a new question will get."""
+    fold = {
+        m.case.case_id: i % FOLDS for i, m in enumerate(sorted(measured, key=lambda m: m.case.source + m.case.case_id))
+    }
+    lexicons = [fit_slants([m for m in measured if fold[m.case.case_id] != f]) for f in range(FOLDS)]
+    return [replace(m, slant=slant_of(lexicons[fold[m.case.case_id]], list(m.words))) for m in measured]
+
+
 def fit(measured: Sequence[Measured], absent: Sequence[Measured], mode: str) -> Curves:
     """All curves of one mode. `absent`: the same questions with their lessons taken away."""
+    slants = fit_slants(measured)
+    measured = _with_slants(measured)
+    leaning = {m.case.case_id: m.slant for m in measured}
+    absent = [replace(m, slant=leaning.get(m.case.case_id, 0.0)) for m in absent]
     order_log = fit_order([m for m in measured if not m.found.evidence.get("prose")])
     order_prose = fit_order([m for m in measured if m.found.evidence.get("prose")])
     draft = Curves(order_log, order_prose, DEFAULTS[mode].confidence, DEFAULTS[mode].known, 0.5)
@@ -191,7 +227,7 @@ def fit(measured: Sequence[Measured], absent: Sequence[Measured], mode: str) -> 
     ])  # fmt: skip
     known = fit_curve(all_rows, labels, importance)
     threshold = _best_threshold(known, rows, answerable)
-    return Curves(order_log, order_prose, confidence, known, threshold)
+    return Curves(order_log, order_prose, confidence, known, threshold, slants)
 
 
 def _best_threshold(known: Mapping[str, float], rows: NDArray[np.float64], answerable: NDArray[np.float64]) -> float:
@@ -227,6 +263,7 @@ def figures(measured: Sequence[Measured], curves: Callable[[Case], Curves]) -> F
     mrr = 0.0
     for m in measured:
         chosen = curves(m.case)
+        m = replace(m, slant=slant_of(chosen.slants, list(m.words)))
         ids, evidence = _ranked(m, chosen) if m.ids else ((), {})
         silent = not ids or _probability(chosen.known, _vector(evidence)) < chosen.threshold
         abstained += silent
@@ -270,7 +307,7 @@ def _ranked(m: Measured, curves: Curves) -> tuple[tuple[str, ...], dict[str, flo
     best = order[0]
     second = float(scores[order[1]]) if len(order) > 1 else 0.0
     own = dict(zip(FEATURES, map(float, m.features[best]), strict=True))
-    evidence = dict(m.found.evidence)
+    evidence = {**m.found.evidence, "slant": m.slant}
     evidence.update({name: value for name, value in own.items() if name in evidence})
     evidence["lead"] = min(1.0, (float(scores[best]) - second) / max(abs(float(scores[best])), 1e-6))
     return tuple(m.ids[i] for i in order), evidence
@@ -332,8 +369,13 @@ def learn(
         measured = measure(cases, shelf, records, vectors, progress=step)
         absent = measure(cases, shelf, records, vectors, leave_out=True)
         curves[mode] = fit(measured, absent, mode)
-        held_out[mode] = cross_validate(measured, absent, mode, lambda case: case.source or case.case_id)
+        held_out[mode] = cross_validate(measured, absent, mode, _group)
         training[mode] = figures(measured, lambda _case, mode=mode: curves[mode])
     foreign = sum(not case.answerable for case in cases)
     told = f"{len(cases) - foreign} questions with a known lesson, {foreign} foreign failures"
     return Learnt(Ranking(curves, told), held_out, training)
+
+
+def _group(case: Case) -> str:
+    """What is held out together: all questions about one source, each foreign failure by itself."""
+    return (case.source or case.case_id) if case.answerable else case.case_id
