@@ -200,7 +200,7 @@ class Memory:
             )  # fmt: skip
             ordered = self._by_standing(found)
             hits = tuple(self._as_hit(candidate, found) for candidate in ordered[: max(1, limit)])
-        shown = tuple(signature_of(line).text for line in query.lines[:4])
+        shown = tuple(signature_of(line).text for line in query.shown)
         no_match = not ordered or not self._ranking.knows(self._evidence(ordered[0], found), found.dense)
         return Answer(
             hits, no_match, hits[0].confidence if hits else 0.0, shown, query.facets[:12], (*self._warnings, *warnings)
@@ -339,6 +339,7 @@ class Memory:
             store.add(lesson, flags, {"client": client})
             if conflicts:
                 store.note("conflict", record_id, {"with": conflicts, "client": client})
+        self.refresh()
         return Contributed("stored", record_id, removed, flags, tuple(conflicts), 1)
 
     def report_outcome(self, record_id: str, helped: bool, note: str = "", client: str = "") -> tuple[int, int]:
@@ -426,6 +427,7 @@ class Memory:
         with self._lock:
             newest = self.store.last_seq()
             if newest == self._seq:
+                self._save_if_due()
                 return
             for event in self.store.events(after=self._seq):
                 if event.type == "outcome":
@@ -433,9 +435,10 @@ class Memory:
                     said[str(event.data.get("client", ""))] = bool(event.data.get("helped"))
             self._index(list(self.store.changed_since(self._seq)))
             self._seq = newest
+            self._save_if_due()
 
     def _index(self, changed: list[Stored]) -> None:
-        if not changed:
+        if not changed or self.store is None:
             return
         for stored in changed:
             name = stored.record.id
@@ -450,7 +453,10 @@ class Memory:
         # Few segments keep a query quick: fold the small ones together as they pile up.
         if len(self._user.segments) > 24:
             self._compact(keep_largest=True)
-        if self._tail >= TAIL_DOCUMENTS:
+
+    def _save_if_due(self) -> None:
+        """Save the index once enough is new; never inside a write, which may yet be rolled back."""
+        if self.store is not None and self._tail >= TAIL_DOCUMENTS and not self.store.writing:
             self._compact(keep_largest=False)
             self._save_index()
 
@@ -600,20 +606,34 @@ def open_memory(config: MemoryConfig) -> Memory:
     warnings: list[str] = []
     corpus = load(config.corpus, config.compiled)
     warnings.extend(corpus.warnings)
-    store: Store | None = None
+    for last in (False, True):
+        store = _open_store(config, warnings)
+        try:
+            return Memory(config, corpus, store, warnings)
+        except StoreUnavailable as error:
+            # Damage that shows only while reading: opening once more sets the file aside.
+            if store is not None:
+                store.close()
+            if last:
+                warnings.append(f"{error}. Answers come from the shipped corpus only")
+    return Memory(config, corpus, None, warnings)
+
+
+def _open_store(config: MemoryConfig, warnings: list[str]) -> Store | None:
     try:
         store = Store.open(config.home / "herdbook.db")
-        if store.salvage is not None:
-            s = store.salvage
-            warnings.append(
-                f"the user database was damaged ({s.reason}); it was set aside as {s.set_aside.name}, "
-                f"{s.records} records and {s.events} events were carried over"
-            )
-        if store.read_only:
-            warnings.append(f"{config.home} is read-only: reading works, contributions are refused")
     except StoreUnavailable as error:
         warnings.append(f"{error}. Answers come from the shipped corpus only")
-    return Memory(config, corpus, store, warnings)
+        return None
+    if store.salvage is not None:
+        s = store.salvage
+        warnings.append(
+            f"the user database was damaged ({s.reason}); it was set aside as {s.set_aside.name}, "
+            f"{s.records} records and {s.events} events were carried over"
+        )
+    if store.read_only:
+        warnings.append(f"{config.home} is read-only: reading works, contributions are refused")
+    return store
 
 
 def prepare(draft: Mapping[str, Any]) -> tuple[Lesson, dict[str, int], tuple[str, ...]]:

@@ -15,6 +15,7 @@ from kb.tokens import terms
 
 MAX_QUERY_TERMS = 400
 MAX_SIGNATURE_LINES = 60
+SHOWN_LINES = 4
 DENSE_CHARS = 420
 """Of the most telling lines, what is embedded; about 90 tokens, 40 ms on one core."""
 
@@ -24,7 +25,7 @@ class Query:
     """What a paste asks.
 
     terms: term → weight of the best line it stands in (0.08–4). signatures: of its telling lines.
-    lines: the most telling lines. facets: limits, shapes, ops, codes and flags in them.
+    lines: the most telling lines; shown: the few an answer repeats. facets: limits, shapes, ops, codes and flags in them.
     dense_text: what to embed. prose: whether it is a description rather than a log.
     """
 
@@ -34,6 +35,7 @@ class Query:
     facets: tuple[str, ...]
     dense_text: str
     prose: bool
+    shown: tuple[str, ...] = ()
 
 
 def read_query(paste: str) -> Query:
@@ -53,6 +55,7 @@ def read_query(paste: str) -> Query:
         facets,
         _dense_text(lines, prose),
         prose,
+        tuple(strongest(lines, SHOWN_LINES)),
     )
 
 

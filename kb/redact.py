@@ -104,7 +104,7 @@ _PLAIN_WORD = re.compile(r"[a-z]+|[A-Z]{4,}(?:_[A-Z]+)*")
 _IDENTIFIER = re.compile(r"[a-z]+(?:[_.-][a-z0-9]+)+|[a-z]+")
 
 _HOME = re.compile(r"(?:/home/|/Users/|/var/home/|/export/home/)[^/\s:\"'<>|()\[\],;]+|(?<![\w.:])/root(?=/|\b)")
-"""Not `-v ~/x:/root/x`: there it is a path inside a container."""
+"""Not behind a colon, as in `-v ~/x:/root`: there it is a path inside a container."""
 _WINDOWS_HOME = re.compile(
     r"(?i)\b[a-z]:[\\/]+(?:users|documents and settings)[\\/]+"
     r"(?:[^\\/\s:\"'<>|]+(?: [^\\/\s:\"'<>|]+){1,3}(?=[\\/])|[^\\/\s:\"'<>|]+)"

@@ -173,6 +173,11 @@ class Store:
                 "move the file away yourself, nothing was deleted"
             ) from error
 
+    @property
+    def writing(self) -> bool:
+        """Whether a write transaction of this process is open."""
+        return self._entered
+
     # -- reading -----------------------------------------------------------------------------
 
     def last_seq(self) -> int:

@@ -263,10 +263,12 @@ def import_command(
     report = import_from(open_memory(), source, reviewed)
     data = {
         "new": list(report.new), "seen": list(report.seen), "renamed": [list(pair) for pair in report.renamed],
-        "refused": list(report.refused), "votes": report.votes,
+        "refused": list(report.refused), "votes": report.votes, "redacted": dict(report.redacted),
     }  # fmt: skip
     if not emit(data, as_json):
         console.print(f"[green]{len(report.new)} new[/], {len(report.seen)} already here, {report.votes} votes")
+        if report.redacted:
+            console.print("taken out: " + ", ".join(f"{count} × {kind}" for kind, count in report.redacted.items()))
         for old, name in report.renamed:
             console.print(f"{old} is taken here by another text: stored as {name}", markup=False)
         for line in report.refused:

@@ -186,11 +186,13 @@ def corpus_check(
         console.print(f"{report.records} records, {report.lessons} lessons")
         console.print(
             f"own diagnostic finds its lesson first: {report.own_first} of {report.own_asked}; "
-            f"{report.own_shared} share the same text with another lesson"
+            f"for {len(report.ambiguous)} another lesson prints nearly the same"
         )
         console.print(f"near-duplicates: {len(report.duplicates)}; reached by no other text: {len(report.unreached)}")
         for left, right, share in report.duplicates[:20]:
             console.print(f"  near-duplicate {share:.2f}: {left} ~ {right}", markup=False)
+        for name, other in report.ambiguous[:20]:
+            console.print(f"  ambiguous: {name} ~ {other}", markup=False)
         for name in report.unreached[:20]:
             console.print(f"  unreached: {name}", markup=False)
         for line in report.errors:
