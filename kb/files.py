@@ -50,6 +50,18 @@ def parse_record(text: str, where: str = "record") -> Record:
     Raises:
         FileInvalid: not front matter plus known sections; the text names `where` and the line.
     """
+    try:
+        return record_from_dict(parse_fields(text, where))
+    except RecordInvalid as error:
+        raise FileInvalid(f"{where}: {error}") from None
+
+
+def parse_fields(text: str, where: str = "record") -> dict[str, Any]:
+    """The fields a file's text holds, not yet checked against the schema: a draft may leave some out.
+
+    Raises:
+        FileInvalid: not front matter plus known sections.
+    """
     if len(text) > MAX_FILE_BYTES:
         raise FileInvalid(f"{where}: {len(text)} characters, over {MAX_FILE_BYTES}; a record is one lesson, split it")
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -67,10 +79,7 @@ def parse_record(text: str, where: str = "record") -> Record:
         raise FileInvalid(f"{where}: kind {str(kind)[:40]!r} is not one of {', '.join(KINDS)}")
     data["kind"] = kind
     _sections(lines[end + 1 :], data, KINDS[kind].SECTIONS, where, end + 2)
-    try:
-        return record_from_dict(data)
-    except RecordInvalid as error:
-        raise FileInvalid(f"{where}: {error}") from None
+    return data
 
 
 def _front_matter(text: str, where: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ next query. Nothing here reads the environment: folders come in `MemoryConfig`.
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,11 +27,11 @@ from kb.corpus import Corpus, load
 from kb.document import Document, document_of
 from kb.embed import DIMENSIONS, MODEL_NAME, Encoder, Vectors, find_weights
 from kb.errors import KbError, NotFound, RecordInvalid, StoreUnavailable, WeightsMissing
-from kb.filters import Filters
+from kb.filters import PHASES, Filters, device_target
 from kb.lexical import Segment
 from kb.query import Query, read_query
 from kb.rank import Ranking
-from kb.records import ID_PATTERN, MAX_TEXT_CHARS, Lesson, Provenance, Record, record_from_dict, texts_of
+from kb.records import ID_PATTERN, MAX_TEXT_CHARS, KernelRow, Lesson, Provenance, Record, record_from_dict, texts_of
 from kb.redact import instructions_in, redact
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
@@ -42,11 +43,13 @@ DENSE_TOKENS = 64
 """Query tokens embedded: more costs more time than it finds (herdbook bench retrieval)."""
 TAIL_DOCUMENTS = 2000
 """User records indexed since the saved index before it is written again."""
+SOLID_CONFIDENCE = 0.7
+"""From this confidence on, a reviewed lesson holds its place against unreviewed ones on the same failure."""
 FLAGGED_SHARE = 0.8
 """What is left of the score of a record whose text reads like orders to an agent."""
 NEAR_DUPLICATE = 0.8
 """Share of cause-and-fix terms in common from which two lessons with one signature are the same."""
-MAX_PASTE_BYTES = 64 * 1024 * 1024
+_SHAPE = re.compile(r"\b\d+(?:\s*[x×]\s*\d+)+\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,30 @@ class Memory:
         return self._ask(paste, chosen, limit, off)
 
     def search(self, text: str, filters: Filters | None = None, limit: int = 8) -> Answer:
-        """Records of any kind for `text`."""
-        return self._ask(text, filters or Filters(), limit)
+        """Records of any kind for `text`; a shape in it brings its measured rows first, or is said not to be measured."""
+        chosen = filters or Filters()
+        answer = self._ask(text, chosen, limit)
+        shapes = {tuple(map(int, re.findall(r"\d+", shape))) for shape in _SHAPE.findall(text)}
+        about_rows = chosen.kinds == ("kernel_row",) or any(hit.record.kind == "kernel_row" for hit in answer.hits[:3])
+        return self._with_rows(answer, shapes, chosen, limit) if shapes and about_rows else answer
+
+    def _with_rows(self, answer: Answer, shapes: set[tuple[int, ...]], filters: Filters, limit: int) -> Answer:
+        """The answer with the rows of exactly these shapes first; without any, a "not measured" warning."""
+        ranked = {hit.record.id: hit for hit in answer.hits}
+        rows = [
+            ranked.get(name) or self._hit(name, record, None, 0.5, ("shape",))
+            for name, record in self.corpus.records.items()
+            if isinstance(record, KernelRow) and tuple(record.shape.values()) in shapes and filters.admits(record)
+        ]
+        rows.sort(key=lambda hit: -hit.confidence)
+        asked = ", ".join("x".join(map(str, shape)) for shape in sorted(shapes))
+        if rows:
+            rest = [hit for hit in answer.hits if hit.record.id not in {row.record.id for row in rows}]
+            return replace(answer, hits=(*rows, *rest)[:limit], no_match=False)
+        warning = f"{asked} is not measured: no row has this shape; the rows shown are of other shapes, do not read figures off them"
+        return replace(
+            answer, no_match=answer.no_match or filters.kinds == ("kernel_row",), warnings=(warning, *answer.warnings)
+        )
 
     def get(self, record_id: str) -> Hit:
         """One record with its standing. Raises NotFound, naming near ids."""
@@ -251,8 +276,7 @@ class Memory:
             scores[candidate.record_id] = candidate.score * (0.6 + 0.8 * share)
             if self._flags(candidate.record_id):
                 scores[candidate.record_id] *= FLAGGED_SHARE
-        reviewed = [c for c in found.candidates if self._reviewed(c.record_id)]
-        solid = [c for c in reviewed if self._ranking.knows(self._evidence(c, found), found.dense)]
+        solid = self._solid(found)
         if solid:
             marks = np.stack([c.matched for c in solid])
             lowest = min(scores[c.record_id] for c in solid)
@@ -261,12 +285,23 @@ class Memory:
                 if self._reviewed(name) or scores[name] < lowest:
                     continue
                 same = _same_failure(candidate, solid, marks, found.term_weights)
-                ceiling = min(
-                    (scores[r.record_id] for r, is_same in zip(solid, same, strict=True) if is_same), default=None
-                )
-                if ceiling is not None and scores[name] >= ceiling:
-                    scores[name] = ceiling - 1e-6
+                below = [scores[r.record_id] for r, is_same in zip(solid, same, strict=True) if is_same]
+                if below and scores[name] >= min(below):
+                    scores[name] = min(below) - 1e-6
         return sorted(found.candidates, key=lambda c: (-scores[c.record_id], c.record_id))
+
+    def _solid(self, found: Found) -> list[Candidate]:
+        """Reviewed candidates that are likely right, judged as if nobody had contributed anything."""
+        reviewed = [c for c in found.candidates if self._reviewed(c.record_id)]
+        solid: list[Candidate] = []
+        for place, candidate in enumerate(reviewed):
+            evidence = self._evidence(candidate, found)
+            if place == 0:
+                second = reviewed[1].score if len(reviewed) > 1 else 0.0
+                evidence["lead"] = min(1.0, (candidate.score - second) / max(abs(candidate.score), 1e-6))
+            if self._ranking.confidence_of(evidence, found.dense) >= SOLID_CONFIDENCE:
+                solid.append(candidate)
+        return solid
 
     def _reviewed(self, record_id: str) -> bool:
         return record_id in self.corpus.records or "reviewed" in self._raw_flags(record_id)
@@ -656,10 +691,23 @@ def prepare(draft: Mapping[str, Any]) -> tuple[Lesson, dict[str, int], tuple[str
         digest = signature_of(f"{clean.get('symptom', '')} {clean.get('fix', '')}").key
         clean["provenance"] = [Provenance(evidence=f"contribution:{digest}", date=today)]
     record = record_from_dict(clean)
+    record = record.model_copy(update={"devices": [_target(name) for name in record.devices]})
+    wrong = [phase for phase in record.phases if phase not in PHASES]
+    if wrong:
+        raise RecordInvalid(f"phases: {wrong[0][:40]!r} is unknown; use {', '.join(PHASES)}")
     if not isinstance(record, Lesson):
         raise RecordInvalid("kind: only lessons can be contributed")
     flags = tuple(f"instruction: {passage}" for passage in instructions_in(texts_of(record)))
     return record, removed, flags
+
+
+def _target(device: str) -> str:
+    if device == "any":
+        return device
+    try:
+        return device_target(device)
+    except KbError as error:
+        raise RecordInvalid(f"devices: {error}, or 'any'") from None
 
 
 def _redacted(value: Any, removed: dict[str, int]) -> Any:
@@ -686,7 +734,6 @@ def _title_from(fields: Mapping[str, Any]) -> str:
 
 def slug(text: str) -> str:
     """A record id from a title: `[a-z0-9-]`, at most 60 characters."""
-    import re
     import unicodedata
 
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
@@ -703,9 +750,14 @@ def _summary(document: Document) -> str:
 def _same_failure(
     candidate: Candidate, others: list[Candidate], marks: NDArray[np.bool_], weights: NDArray[np.float32]
 ) -> list[bool]:
-    """Of each of `others`, whether it answers the same failure: the same diagnostic line, or half the matched words."""
-    mine = float(candidate.matched @ weights) or 1.0
-    shared = (marks & candidate.matched) @ weights / mine >= 0.5
+    """Of each of `others`, whether it answers the same failure: the same diagnostic line, or much the same words.
+
+    "Much the same" is half of what either of the two matched: a contribution that repeats a whole
+    paste matches more words than any lesson, and that must not count as another failure.
+    """
+    mine = float(candidate.matched @ weights)
+    theirs = marks @ weights
+    shared = (marks & candidate.matched) @ weights / np.maximum(np.minimum(mine, theirs), 1e-6) >= 0.5
     signed = candidate.features["signature"] > 0
     return [bool(s) or (signed and other.features["signature"] > 0) for s, other in zip(shared, others, strict=True)]
 

@@ -93,6 +93,11 @@ _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("token", _c(r"(\b[A-Z][A-Z0-9_]*_TOKEN[\"']?\s*[:=]\s*[\"']?)(?=[^\s\"',;)]{0,400}\d)[^\s\"',;)]{8,2000}")),
     ("token", _c(r"(?i)(\b[\w-]{0,40}token[\"']?\s*[:=]\s*[\"']?)(?=[\w+/.~-]{0,60}\d)(?=[\w+/.~-]{0,60}[A-Za-z])[\w+/.~-]{20,2000}={0,2}")),
     ("password", _c(r"(?i)((?<![\w-])--(?:password|pass|token|api-key|secret)[= ])[^\s\"'`,;)]{4,400}")),
+    ("password", _c(r"(?i)(\b(?:curl|wget|http)\b[^\n]{0,160}\s(?:-u|--user)[ =])[^\s:]{1,100}:\S{1,200}")),
+    ("password", _c(r"(?i)(\b(?:docker|podman|helm|oras|az|npm)\s+login\b[^\n]{0,160}\s-p[ =]?)[^\s-]\S{2,200}")),
+    # NAME=value in a shell or a log: both letters and digits, so no word, count or identifier.
+    ("password", _c(r"(?<![\w%.-])((?:[A-Z0-9]+_)*(?:PASS|PASSWD|PW|TOKEN|SECRET)=)(?=\S*\d)(?=\S*[A-Za-z])[\w+/=.-]{6,400}")),
+    ("password", _c(r"(?<![\w%.-])((?:token|passwd|pass|pw)=)(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{6,400}(?![\w(\[.])")),
 )  # fmt: skip
 _KEEP_PREFIX = frozenset({"url-password", "bearer-token", "cookie", "password", "token", "header-token"})
 _INNOCENT_VALUE = re.compile(
@@ -105,6 +110,10 @@ _IDENTIFIER = re.compile(r"[a-z]+(?:[_.-][a-z0-9]+)+|[a-z]+")
 
 _HOME = re.compile(r"(?:/home/|/Users/|/var/home/|/export/home/)[^/\s:\"'<>|()\[\],;]+|(?<![\w.:])/root(?=/|\b)")
 """Not behind a colon, as in `-v ~/x:/root`: there it is a path inside a container."""
+_OTHER_HOME = re.compile(
+    r"(?<![\w/.~])~[a-z][\w-]{1,30}(?=/)|(?<![\w.:/])(?:/[\w.-]+){1,3}/(?:users|homes?)/[^/\s:\"'<>|()\[\],;]+"
+)
+"""Another account's home, and homes below a data folder."""
 _WINDOWS_HOME = re.compile(
     r"(?i)\b[a-z]:[\\/]+(?:users|documents and settings)[\\/]+"
     r"(?:[^\\/\s:\"'<>|]+(?: [^\\/\s:\"'<>|]+){1,3}(?=[\\/])|[^\\/\s:\"'<>|]+)"
@@ -126,6 +135,13 @@ _HOST = re.compile(
     # `.internal` is also a namespace and Docker's own name: a host of that kind has a number or a dash.
     r"|(?=[a-z0-9.]{0,80}[0-9-])[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,4}\.internal)(?![\w(=-]|\.\w)"
 )
+_NAMED_HOST = re.compile(
+    r"(?i)(\bhost(?:name)?\s*[:=]?\s+)(?!x86|i[3-6]86|arm|aarch|amd64|linux|npu\d?(?![\w-])|v?\d)(?=[\w.-]*\d)[a-z][\w-]*(?:\.[\w-]+)*\b(?![(=])"
+    r"|(\bssh://(?:[\w.-]+@)?)(?!github\.com|gitlab\.com|bitbucket\.org|codeberg\.org)[\w.-]+"
+    r"|((?<=[a-z])://)(?!host\.docker\.internal)[\w-]+(?:\.[\w-]+)*\.(?:internal|corp|local|lan|intranet)\b"
+)
+"""A machine named as such: after `host`, in an SSH address, in the address of an inner network."""
+_USER_AT = re.compile(r"(?<![\w.])[a-z_][\w.-]{0,31}(?=@<redacted:)")
 _SYSLOG_HOST = re.compile(r"(?m)^(\s*[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d )[\w.-]+(?= [\w./-]+(?:\[\d+\])?:)")
 _LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|0\.0\.0\.0|255\.255\.255\.\d+")
 _VERSION_BEFORE = re.compile(
@@ -159,14 +175,17 @@ def _pass(text: str, removed: Counter[str]) -> str:
 
     text = _WINDOWS_HOME.sub(home, text)
     text = _HOME.sub(home, text)
+    text = _OTHER_HOME.sub(home, text)
     text = _EMAIL.sub(lambda _m: _mark("e-mail", removed), text)
     text = _PROMPT.sub(lambda _m: _mark("host", removed), text)
     text = _SHARE.sub(lambda _m: "\\\\" + _mark("host", removed), text)
+    text = _NAMED_HOST.sub(lambda m: (m[1] or m[2] or m[3]) + _mark("host", removed), text)
     text = _HOST.sub(lambda _m: _mark("host", removed), text)
     text = _SYSLOG_HOST.sub(lambda m: m[1] + _mark("host", removed), text)
     text = _MAC.sub(lambda _m: _mark("mac", removed), text)
     text = _IPV6.sub(lambda _m: _mark("ip", removed), text)
-    return _IPV4.sub(lambda m: _ipv4(m, removed), text)
+    text = _IPV4.sub(lambda m: _ipv4(m, removed), text)
+    return _USER_AT.sub(lambda _m: _mark("user", removed), text)
 
 
 def _mark(kind: str, removed: Counter[str]) -> str:

@@ -329,10 +329,10 @@ def _draft(text: str, as_json: bool) -> dict[str, Any]:
         if not isinstance(data, dict):
             fail("give one JSON object with title, symptom, cause and fix", as_json=as_json)
         return {str(key): value for key, value in cast("dict[Any, Any]", data).items()}
-    from kb import parse_record
+    from kb.files import parse_fields
 
-    record = parse_record(text, "the record")
-    return record.model_dump(mode="python", exclude_defaults=True, exclude={"status"}) | {"kind": record.kind}
+    fields = parse_fields(text, "the lesson")
+    return {key: value for key, value in fields.items() if key not in ("status", "schema_version")}
 
 
 TEMPLATE = """\

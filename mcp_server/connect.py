@@ -99,12 +99,24 @@ def apply(change: Change) -> Path | None:
     backup = None
     change.path.parent.mkdir(parents=True, exist_ok=True)
     if change.path.exists():
-        backup = change.path.with_name(change.path.name + ".herdbook-backup")
+        backup = _free(change.path.with_name(change.path.name + ".herdbook-backup"))
         shutil.copy2(change.path, backup)
     part = change.path.with_name(change.path.name + ".herdbook-part")
     part.write_text(change.after, encoding="utf-8", newline="")
     part.replace(change.path)
     return backup
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number behind it: the first copy of a file is never written over."""
+    numbered = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
+    return next((name for name in (path, *numbered) if not name.exists()), path)
+
+
+def _kept(old: Any, item: dict[str, Any]) -> dict[str, Any]:
+    """`item` with the environment an earlier entry had, unless it brings its own."""
+    environment = cast("dict[str, Any]", old).get("env") if isinstance(old, dict) else None
+    return {**item, "env": environment} if environment and "env" not in item else item
 
 
 def snippet(host: Host, item: dict[str, Any]) -> str:
@@ -126,7 +138,8 @@ def _json(host: Host, path: Path, before: str, item: dict[str, Any]) -> str:
     servers: Any = cast("dict[str, Any]", data).get(host.key, {}) if isinstance(data, dict) else None
     if not isinstance(servers, dict):
         raise ConnectRefused(f"{path} has another shape than expected; add this by hand:\n{snippet(host, item)}")
-    data[host.key] = {**cast("dict[str, Any]", servers), "herdbook": item}
+    others = cast("dict[str, Any]", servers)
+    data[host.key] = {**others, "herdbook": _kept(others.get("herdbook"), item)}
     indent: int | str = "\t" if "\n\t" in before else next((n for n in (2, 4) if f'\n{" " * n}"' in before), 2)
     return json.dumps(data, indent=indent, ensure_ascii=False) + "\n"
 
@@ -138,7 +151,7 @@ def _toml(host: Host, path: Path, before: str, item: dict[str, Any]) -> str:
     try:
         data = tomlkit.parse(before)
         table = data.setdefault(host.key, tomlkit.table(is_super_table=True))
-        table["herdbook"] = item
+        table["herdbook"] = _kept(table.get("herdbook"), item)
         return tomlkit.dumps(data)
     except (TOMLKitError, TypeError) as error:
         raise ConnectRefused(

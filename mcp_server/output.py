@@ -13,7 +13,8 @@ from rich.table import Table
 
 from mcp_server.replies import ExplainReply, LessonReply, RecordReply, SearchReply
 
-console = Console(highlight=False)
+# Piped output is for programs and files: no line of it is broken.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
 _errors = Console(stderr=True, highlight=False)
 
 
@@ -103,7 +104,7 @@ def show_record(reply: RecordReply, events: list[dict[str, str]]) -> None:
     """A record for a person."""
     for caution in reply.cautions:
         console.print(caution, style="yellow", markup=False)
-    console.print(reply.markdown, markup=False)
+    console.print(reply.markdown, markup=False, soft_wrap=True)
     console.print(f"helped {reply.helped}, did not {reply.did_not}, seen {reply.seen}", style="dim")
     for event in events:
         console.print(f"{event['at']} {event['type']}", style="dim")

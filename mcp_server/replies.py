@@ -192,7 +192,7 @@ def lesson_reply(hit: Hit, detail: Detail, *, first: bool) -> LessonReply:
 def brief_reply(hit: Hit) -> RecordBrief:
     """A hit as one entry of a list."""
     record = hit.record
-    text = record.cause if record.kind == "lesson" else record_text(record)
+    text = excerpt_of(record)
     return RecordBrief(
         id=record.id,
         kind=record.kind,
@@ -256,6 +256,19 @@ def source(item: Provenance) -> str:
     if item.issue:
         return f"{item.repo}#{item.issue} ({item.date})"
     return f"{item.repo} {item.path} @ {(item.commit or '')[:12]} ({item.date})"
+
+
+def excerpt_of(record: Record) -> str:
+    """What a list shows of a record beside its title."""
+    if record.kind == "lesson":
+        return record.cause
+    if record.kind == "kernel_row":
+        figures = [f"{f.metric} {f.value:g}{f'-{f.high:g}' if f.high else ''} {f.unit}" for f in record.figures]
+        shape = "x".join(map(str, record.shape.values()))
+        tile = " ".join(f"{name}={value}" for name, value in record.tile.items())
+        parts = [f"{record.kernel} {shape}", ", ".join(figures) or "not measured", tile, record.notes]
+        return "; ".join(part for part in parts if part)
+    return record_text(record)
 
 
 def record_text(record: Record) -> str:
