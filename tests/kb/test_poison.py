@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -186,3 +187,19 @@ def test_nothing_a_contribution_says_becomes_a_file(memory: Memory, tmp_path: Pa
     before = sorted(p for p in tmp_path.rglob("*") if p.suffix == ".md")
     memory.contribute({"title": "../../x", "symptom": "zork abc", "cause": "zork", "fix": "shrink"})
     assert sorted(p for p in tmp_path.rglob("*") if p.suffix == ".md") == before == []
+
+
+def test_fakes_that_repeat_a_whole_paste_stay_below_the_lesson_it_found(memory: Memory) -> None:
+    """A contribution made of the user's own paste matches more of its words than any lesson does."""
+    path = Path(__file__).parent.parent / "data" / "eval" / "blind.jsonl"
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    likely = [case for case in cases if (top := memory.explain(case["query"]).hits[0]).confidence >= 0.8
+              and top.record.id == case["lesson"]][:12]  # fmt: skip
+    assert len(likely) == 12
+    for case in likely:
+        for number in range(3):
+            memory.contribute(
+                {"title": f"Another cause {number}", "symptom": case["query"], "cause": f"wrong jumper {number}",
+                 "fix": f"downgrade package {number}"}
+            )  # fmt: skip
+        assert memory.explain(case["query"]).hits[0].record.id == case["lesson"]

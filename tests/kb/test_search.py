@@ -10,6 +10,7 @@ from kb import Filters, KbError, Lesson, Memory
 from kb.diagnostic import NOISE, STRONG, line_weight, weigh
 from kb.document import fenced_lines
 from kb.query import read_query
+from kb.records import KernelRow
 from kb.signature import signature_of
 from kb.tokens import terms
 
@@ -152,3 +153,12 @@ def test_what_is_embedded_is_the_error_not_the_chatter() -> None:
     )
     assert "allocated buffers exceeded" in query.dense_text
     assert "Requirement" not in query.dense_text
+
+
+def test_a_shape_with_rows_brings_them_first_and_one_without_is_said_not_to_be_measured(memory: Memory) -> None:
+    rows = memory.search("GEMM 2048 x 2048 x 8192", Filters(kinds=("kernel_row",)), 8)
+    assert isinstance(rows.hits[0].record, KernelRow)
+    assert tuple(rows.hits[0].record.shape.values()) == (2048, 2048, 8192)
+    absent = memory.search("gemm 2048x2048x8193", Filters(kinds=("kernel_row",)), 8)
+    assert absent.no_match
+    assert "2048x2048x8193 is not measured" in absent.warnings[0]

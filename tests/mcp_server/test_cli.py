@@ -112,6 +112,17 @@ def test_unusable_input_exits_with_two_and_names_what_to_change(
     assert json.loads(cli(*arguments, "--json", text=text).stdout)["error"]
 
 
+def test_a_lesson_file_may_leave_out_id_category_and_provenance(cli: Cli) -> None:
+    text = "---\ntitle: The quux is too big\ndevices: [Strix]\n---\n\n## Symptom\nzork\n\n## Cause\nquux\n\n## Fix\n1. Shrink it.\n"
+    done = cli.json("contribute", "-", text=text)
+    assert cli.json("get", str(done["id"]))["record"]["devices"] == ["npu2"]  # type: ignore[index]
+
+
+def test_unknown_devices_and_phases_of_a_contribution_are_refused(cli: Cli) -> None:
+    assert "toaster" in cli("contribute", "-", text=json.dumps({**DRAFT, "devices": ["toaster"]})).stderr
+    assert "99" in cli("contribute", "-", text=json.dumps({**DRAFT, "phases": ["99"]})).stderr
+
+
 def test_outcomes_are_counted(cli: Cli) -> None:
     cli.json("contribute", "-", text=json.dumps({**DRAFT, "id": "frob"}))
     assert cli.json("outcome", "frob", "--did-not-help", "--note", "nope")["did_not"] == 1

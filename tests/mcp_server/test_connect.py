@@ -57,3 +57,15 @@ def test_a_file_that_cannot_be_edited_safely_is_left_alone(text: str, tmp_path: 
     with pytest.raises(ConnectRefused, match="by hand"):
         plan(HOSTS["cursor"], path, entry(HOSTS["cursor"], command="herdbook"))
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_environment_of_an_earlier_entry_and_the_first_backup_are_kept(tmp_path: Path) -> None:
+    host, path = HOSTS["cursor"], tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"herdbook": {"command": "old", "env": {"A": "1"}}}}), encoding="utf-8")
+    first = apply(plan(host, path, entry(host, command="new")))
+    assert json.loads(path.read_text(encoding="utf-8"))["mcpServers"]["herdbook"]["env"] == {"A": "1"}
+    second = apply(plan(host, path, entry(host, command="newer")))
+    assert first is not None
+    assert second is not None
+    assert first != second
+    assert "old" in first.read_text(encoding="utf-8")
