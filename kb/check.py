@@ -143,7 +143,7 @@ def _reachability(
                 report.own_first += 1
             elif lesson.id in order[:3] or lesson.id in ranked(lesson.symptom)[:3]:
                 # Several causes print nearly this; what else was seen has to tell them apart.
-                report.ambiguous.append((lesson.id, order[0]))
+                report.ambiguous.append((lesson.id, order[0] if order else "nothing"))
             else:
                 report.errors.append(f"{lesson.id}: its own diagnostic finds {order[0] if order else 'nothing'} first")
         if not any(lesson.id in ranked(text)[:3] for text in lesson.also_seen_as):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -219,11 +219,15 @@ class Memory:
         with self._lock:
             self.refresh()
             vector, warnings = (None, []) if "dense" in off else self._query_vector(query)
-            found = find(
-                query, [self._shelf, self._user], self._ranking, vector,
-                admits=lambda ids: self._admitted(ids, filters), off=off,
-            )  # fmt: skip
-            ordered = self._by_standing(found)
+            shelves = [self._shelf, self._user]
+
+            def ask(only: list[Shelf]) -> Found:
+                return find(
+                    query, only, self._ranking, vector, admits=lambda ids: self._admitted(ids, filters), off=off
+                )  # fmt: skip
+
+            found = ask(shelves)
+            ordered = self._by_standing(found, lambda: ask(shelves[:1]))
             hits = tuple(self._as_hit(candidate, found) for candidate in ordered[: max(1, limit)])
         shown = tuple(signature_of(line).text for line in query.shown)
         no_match = not ordered or not self._ranking.knows(self._evidence(ordered[0], found), found.dense)
@@ -261,7 +265,7 @@ class Memory:
             self._cache.update(self.store.get_many(missing))
         return {name: self._cache[name] for name in ids if name in self._cache}
 
-    def _by_standing(self, found: Found) -> list[Candidate]:
+    def _by_standing(self, found: Found, alone: Callable[[], Found]) -> list[Candidate]:
         """The candidates with votes, and with unreviewed records below reviewed ones on the same failure.
 
         A reviewed record counts against an unreviewed one when it would be an answer by itself and
@@ -276,7 +280,7 @@ class Memory:
             scores[candidate.record_id] = candidate.score * (0.6 + 0.8 * share)
             if self._flags(candidate.record_id):
                 scores[candidate.record_id] *= FLAGGED_SHARE
-        solid = self._solid(found)
+        solid = self._solid(found, alone)
         if solid:
             marks = np.stack([c.matched for c in solid])
             lowest = min(scores[c.record_id] for c in solid)
@@ -290,18 +294,21 @@ class Memory:
                     scores[name] = min(below) - 1e-6
         return sorted(found.candidates, key=lambda c: (-scores[c.record_id], c.record_id))
 
-    def _solid(self, found: Found) -> list[Candidate]:
-        """Reviewed candidates that are likely right, judged as if nobody had contributed anything."""
-        reviewed = [c for c in found.candidates if self._reviewed(c.record_id)]
-        solid: list[Candidate] = []
-        for place, candidate in enumerate(reviewed):
-            evidence = self._evidence(candidate, found)
-            if place == 0:
-                second = reviewed[1].score if len(reviewed) > 1 else 0.0
-                evidence["lead"] = min(1.0, (candidate.score - second) / max(abs(candidate.score), 1e-6))
-            if self._ranking.confidence_of(evidence, found.dense) >= SOLID_CONFIDENCE:
-                solid.append(candidate)
-        return solid
+    def _solid(self, found: Found, alone: Callable[[], Found]) -> list[Candidate]:
+        """Reviewed candidates that are likely right, judged as if nobody had contributed anything.
+
+        `alone` searches the shipped corpus by itself: many contributions change how rare a word is,
+        and with it every confidence.
+        """
+        if not found.candidates or self._reviewed(found.candidates[0].record_id):
+            return []
+        judged = alone()
+        likely = {
+            candidate.record_id
+            for candidate in judged.candidates
+            if self._ranking.confidence_of(self._evidence(candidate, judged), judged.dense) >= SOLID_CONFIDENCE
+        }
+        return [c for c in found.candidates if c.record_id in likely]
 
     def _reviewed(self, record_id: str) -> bool:
         return record_id in self.corpus.records or "reviewed" in self._raw_flags(record_id)
