@@ -51,6 +51,21 @@ class BearerGuard:
         return hmac.compare_digest(given[0][7:].strip(), self._token)
 
 
+class TrimmedHeaders:
+    """Takes optional whitespace off header values (RFC 9110, 5.5).
+
+    uvicorn's h11 parser does it, its httptools parser (used where chromadb brought it) leaves trailing blanks.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+        await self._app(scope, receive, send)
+
+
 def is_loopback(host: str) -> bool:
     """Whether binding to `host` reaches only this machine."""
     if host == "localhost":
@@ -96,4 +111,4 @@ def http_app(
     app: ASGIApp = server.streamable_http_app(
         transport_security=security, max_request_body_size=MAX_BODY_BYTES, host=host
     )
-    return BearerGuard(app, token) if token else app
+    return TrimmedHeaders(BearerGuard(app, token) if token else app)

@@ -14,6 +14,11 @@ from kb.records import Provenance
 from mcp_server import Config
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--air-ir DIR`: a folder of upstream's printed AIR programs, for the tests that read them."""
+    parser.addoption("--air-ir", default=None, metavar="DIR", help="folder of upstream's printed AIR programs")
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """The shipped corpus with a fresh home; weights wherever this machine has them."""

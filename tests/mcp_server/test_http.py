@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,15 +12,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 from mcp_server import Config, build_server
-from mcp_server.http import MAX_BODY_BYTES, SetupRefused, http_app
+from mcp_server.http import MAX_BODY_BYTES, SetupRefused, TrimmedHeaders, http_app
 from mcp_server.serve import main
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 HERDBOOK = str(Path(sys.executable).with_name("herdbook"))
 PORT = 8765
@@ -105,6 +109,18 @@ def test_without_the_one_right_token_nothing_is_answered(
 
 def test_the_scheme_of_the_token_is_read_in_any_case(guarded: TestClient) -> None:
     assert post(guarded, Authorization=f"bearer {TOKEN}").status_code == 200
+
+
+def test_blanks_around_a_header_value_do_not_count() -> None:
+    """RFC 9110, 5.5; some HTTP parsers leave them for the application to take off."""
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+
+    scope = {"type": "http", "headers": [(b"mcp-name", b" \t explain_error  ")]}
+    asyncio.run(TrimmedHeaders(inner)(scope, cast("Receive", None), cast("Send", None)))
+    assert seen == [(b"mcp-name", b"explain_error")]
 
 
 def test_the_token_does_not_replace_the_other_checks(guarded: TestClient) -> None:

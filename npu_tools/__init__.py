@@ -1,0 +1,4 @@
+"""Check, run and judge NPU kernels and models without an NPU.
+
+>>> from npu_tools import parse_program
+"""

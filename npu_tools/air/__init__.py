@@ -1,0 +1,1 @@
+"""The AIR front end: dialect, parser, printer."""

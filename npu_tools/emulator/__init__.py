@@ -1,0 +1,1 @@
+"""The emulator: runs AIR programs with the numerics of AIE2P."""
