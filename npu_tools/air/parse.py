@@ -1,0 +1,86 @@
+"""Read MLIR text into a `Program`.
+
+>>> program = parse_program(text, name="gemm.mlir")
+>>> program.where(op)
+Place(line=12, column=7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from xdsl.context import Context
+from xdsl.ir import Dialect
+from xdsl.utils.exceptions import ParseError
+
+from npu_tools.air import air_forms
+from npu_tools.air.dialect import AIR
+from npu_tools.air.program import Program, line_starts, place_at
+from npu_tools.air.reader import Form, Reader
+from npu_tools.errors import ProgramSyntaxError
+
+FORMS: dict[str, Form] = {**air_forms.FORMS}
+
+XDSL_DIALECTS = {
+    "affine": "affine.Affine",
+    "arith": "arith.Arith",
+    "bufferization": "bufferization.Bufferization",
+    "cf": "cf.Cf",
+    "complex": "complex.Complex",
+    "func": "func.Func",
+    "gpu": "gpu.GPU",
+    "linalg": "linalg.Linalg",
+    "llvm": "llvm.LLVM",
+    "math": "math.Math",
+    "memref": "memref.MemRef",
+    "ml_program": "ml_program.MLProgram",
+    "scf": "scf.Scf",
+    "tensor": "tensor.Tensor",
+    "ub": "ub.UB",
+    "vector": "vector.Vector",
+}
+"""Module and name, in xdsl.dialects, of the dialects read with xDSL's classes."""
+
+
+def parse_program(text: str, name: str = "<program>") -> Program:
+    """The program that `text` holds; `name` is what errors call it.
+
+    Raises:
+        ProgramSyntaxError: with line, column and the line itself.
+    """
+    try:
+        reader = Reader(new_context(), text, name, FORMS)
+        module = reader.read_module()
+    except ParseError as fault:
+        raise syntax_error(text, name, fault.msg, fault.span.start) from fault
+    return Program(module, text, name, reader.offsets)
+
+
+def new_context() -> Context:
+    """A context that loads each dialect when it is first met."""
+    context = Context(allow_unregistered=True)
+    context.register_dialect("builtin", _xdsl_dialect("builtin.Builtin"))
+    for dialect, path in XDSL_DIALECTS.items():
+        context.register_dialect(dialect, _xdsl_dialect(path))
+    context.register_dialect("air", lambda: AIR)
+    return context
+
+
+def _xdsl_dialect(path: str) -> Callable[[], Dialect]:
+    module, _, name = path.rpartition(".")
+    return lambda: cast("Dialect", getattr(import_module(f"xdsl.dialects.{module}"), name))
+
+
+def syntax_error(text: str, name: str, message: str, offset: int) -> ProgramSyntaxError:
+    """The error at that offset, with the line and a mark under the place."""
+    place = place_at(line_starts(text), min(offset, len(text)))
+    line = text.split("\n")[place.line - 1]
+    shown, mark = line, place.column - 1
+    if len(line) > 160:
+        cut = max(0, mark - 80)
+        shown, mark = line[cut : cut + 160], mark - cut
+    return ProgramSyntaxError(
+        message, name=name, line=place.line, column=place.column, snippet=f"{shown}\n{' ' * mark}^"
+    )

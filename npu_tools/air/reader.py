@@ -1,0 +1,252 @@
+"""The reader: xDSL's MLIR parser with MLIR's own tolerance, positions of ops, and a table of custom forms.
+
+What differs from xDSL's parser:
+- ops of any name are read in generic form, and keep their name (`op.name`), whether xDSL knows them or not;
+- a custom form is looked up in the table of forms first, then in xDSL;
+- nothing is verified while reading, so xDSL's verifiers, stricter than MLIR's in places, refuse nothing;
+- regions isolated from above start with no values, so the same names may be used inside and outside;
+- every op's place is kept, and values used but never defined are reported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, AttributeInvT, Block, Operation, Region, SSAValue
+from xdsl.irdl import IRDLOperation, traits_def
+from xdsl.parser import ForwardDeclaredValue, Parser, UnresolvedOperand
+from xdsl.traits import IsolatedFromAbove
+from xdsl.utils.lexer import Span
+from xdsl.utils.mlir_lexer import MLIRTokenKind
+
+from npu_tools.air.dialect import AirOp
+
+Form = Callable[["Reader", str], Operation]
+"""Reads what follows an op's name in its custom form; gets the reader and the name."""
+
+MAX_REGION_DEPTH = 64
+"""Regions nested deeper than any real program; deeper ones would exhaust the stack of recursive passes."""
+
+
+class NamedOp(Operation):
+    """An op that neither xDSL nor the AIR dialect declares: known by its name alone."""
+
+    name = "builtin.named"
+    traits = traits_def()
+
+
+@lru_cache(maxsize=4096)
+def named_op(name: str) -> type[Operation]:
+    """The class of ops of that name."""
+    return type("NamedOp_" + name.replace(".", "_"), (NamedOp,), {"name": name, "__doc__": f"`{name}`, by name alone."})
+
+
+class Reader(Parser):
+    """Reads one chunk of MLIR text into a module."""
+
+    def __init__(self, context: Context, text: str, name: str, forms: Mapping[str, Form]) -> None:
+        super().__init__(context, text, name)
+        self.offsets: dict[Operation, int] = {}
+        self.result_count = 0
+        """How many results the op being read is bound to; some custom forms depend on it."""
+        self._forms = forms
+        self._op_stack: list[type[Operation]] = []
+        self._outside: list[dict[str, tuple[SSAValue, ...]]] = []
+        self._first_uses: dict[str, Span] = {}
+        self._depth = 0
+
+    # -- operations
+
+    def read_module(self) -> ModuleOp:
+        """The whole text as a module; ops that stand alone are put into one."""
+        ops: list[Operation] = []
+        while self._current_token.kind != MLIRTokenKind.EOF:
+            if self._current_token.kind in (MLIRTokenKind.HASH_IDENT, MLIRTokenKind.EXCLAMATION_IDENT):
+                self._parse_alias_def()
+            elif self._current_token.kind == MLIRTokenKind.FILE_METADATA_BEGIN:
+                self._parse_file_metadata_dictionary()
+            elif (op := self.parse_optional_operation()) is not None:
+                ops.append(op)
+            else:
+                self.raise_error(f"an operation was expected, found {self.shown()}")
+        self._refuse_undefined()
+        if len(ops) == 1 and isinstance(ops[0], ModuleOp):
+            return ops[0]
+        return ModuleOp(ops)
+
+    def parse_operation(self) -> Operation:
+        """One operation, in generic or custom form, with its results bound."""
+        bound = self._parse_op_result_list()
+        outer_count, self.result_count = self.result_count, sum(size for _, size in bound)
+        token = self._current_token
+        start = token.span.start
+        if token.kind == MLIRTokenKind.STRING_LIT:
+            name = self.parse_str_literal()
+            op_type = self.op_type(name)
+            read: Callable[[], Operation] = lambda: self._parse_generic_operation(op_type)  # noqa: E731
+        elif token.kind == MLIRTokenKind.BARE_IDENT:
+            self._consume_token()
+            op_type, read = self._custom_form(token.text, token.span)
+        else:
+            self.raise_error(f"an operation name was expected, found {self.shown()}")
+        self._op_stack.append(op_type)
+        self._parser_state.dialect_stack.append(op_type.dialect_name())
+        op = read()
+        self._parser_state.dialect_stack.pop()
+        self._op_stack.pop()
+        if (location := self.parse_optional_location()) is not None:
+            op.location = location
+        if self.result_count and len(op.results) != self.result_count:
+            self.raise_error(
+                f"{op.name} returns {len(op.results)} values, but {self.result_count} names are bound", start
+            )
+        self.result_count = outer_count
+        self.offsets[op] = start
+        self._check(op, token.span)
+        first = 0
+        for span, size in bound:
+            self._register_ssa_definition(span.text[1:], op.results[first : first + size], span)
+            first += size
+        return op
+
+    def _custom_form(self, name: str, span: Span) -> tuple[type[Operation], Callable[[], Operation]]:
+        full = self._full_name(name)
+        if (form := self._forms.get(full)) is not None:
+            return self.op_type(full), lambda: form(self, full)
+        op_type = self._known(full)
+        if op_type is not None and any("parse" in vars(base) for base in op_type.__mro__ if base is not Operation):
+            return op_type, lambda: op_type.parse(self)
+        dialect, _, _ = full.partition(".")
+        self.raise_error(
+            f"the custom form of '{full}' (dialect '{dialect}') is not known here; "
+            "print the program in generic form (--mlir-print-op-generic), which is read for any dialect",
+            span,
+        )
+
+    def _full_name(self, name: str) -> str:
+        if name in self._forms or self._known(name) is not None:
+            return name
+        for dialect in reversed(self._parser_state.dialect_stack):
+            candidate = f"{dialect}.{name}"
+            if candidate in self._forms or self._known(candidate) is not None:
+                return candidate
+        return name
+
+    def _known(self, name: str) -> type[Operation] | None:
+        self.ctx.allow_unregistered = False
+        try:
+            return self.ctx.get_optional_op(name)
+        finally:
+            self.ctx.allow_unregistered = True
+
+    def op_type(self, name: str) -> type[Operation]:
+        """The class for ops of that name."""
+        return self._known(name) or named_op(name)
+
+    def _get_op_by_name(self, name: str) -> type[Operation]:
+        return self.op_type(name)
+
+    def make(
+        self,
+        name: str,
+        operands: Sequence[SSAValue] = (),
+        result_types: Sequence[Attribute] = (),
+        attributes: Mapping[str, Attribute] | None = None,
+        regions: Sequence[Region] = (),
+        successors: Sequence[Block] = (),
+    ) -> Operation:
+        """An op of that name, its attributes stored where the generic form would store them."""
+        op_type = self.op_type(name)
+        discardable = dict(attributes or {})
+        inherent: dict[str, Attribute] = {}
+        if issubclass(op_type, IRDLOperation):
+            for key in op_type.get_irdl_definition().properties:
+                if key in discardable:
+                    inherent[key] = discardable.pop(key)
+        return op_type.create(
+            operands=operands,
+            result_types=result_types,
+            properties=inherent,
+            attributes=discardable,
+            regions=regions,
+            successors=successors,
+        )
+
+    def _check(self, op: Operation, span: Span) -> None:
+        if not isinstance(op, AirOp):
+            return
+        op.attributes = {**op.properties, **op.attributes}
+        op.properties = {}
+        try:
+            op.check_shape()
+        except ValueError as fault:
+            self.raise_error(f"{op.name}: {fault}", span)
+
+    # -- regions and values
+
+    def parse_optional_region(self, arguments: Sequence[Parser.Argument] | None = None) -> Region | None:
+        """A region; one of an isolated op sees no values from around it."""
+        if self._current_token.kind != MLIRTokenKind.L_BRACE:
+            return None
+        self._depth += 1
+        if self._depth > MAX_REGION_DEPTH:
+            self.raise_error(f"regions are nested more than {MAX_REGION_DEPTH} deep")
+        isolated = bool(self._op_stack) and self._op_stack[-1].has_trait(IsolatedFromAbove)
+        if not isolated:
+            region = super().parse_optional_region(arguments)
+        else:
+            values, forward, uses = self.ssa_values, self.forward_ssa_references, self._first_uses
+            self.ssa_values, self.forward_ssa_references, self._first_uses = {}, {}, {}
+            self._outside.append(values)
+            region = super().parse_optional_region(arguments)
+            self._refuse_undefined()
+            self._outside.pop()
+            self.ssa_values, self.forward_ssa_references, self._first_uses = values, forward, uses
+        self._depth -= 1
+        return region
+
+    def resolve_operand(self, operand: UnresolvedOperand, type: AttributeInvT) -> SSAValue[AttributeInvT]:
+        """The value a name stands for; a name not yet defined is remembered with its place."""
+        value = super().resolve_operand(operand, type)
+        if isinstance(value, ForwardDeclaredValue):
+            self._first_uses.setdefault(operand.operand_name, operand.span)
+        return value
+
+    def parse_optional_operand(self, type: Attribute | None = None) -> SSAValue | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """xDSL's, but silent where its own dialects still leave the type out."""
+        if type is None:
+            return self._parse_optional_operand_without_type()
+        operand = self.parse_optional_unresolved_operand()
+        return None if operand is None else self.resolve_operand(operand, type)
+
+    def parse_operand(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, type: Attribute | str | None = None, *, msg: str = "an operand was expected"
+    ) -> SSAValue:
+        """xDSL's, but silent where its own dialects still leave the type out."""
+        if isinstance(type, Attribute):
+            return self.resolve_operand(self.parse_unresolved_operand(msg), type)
+        return self.expect(self._parse_optional_operand_without_type, type or msg)
+
+    def _refuse_undefined(self) -> None:
+        if not self.forward_ssa_references:
+            return
+        name = min(self.forward_ssa_references, key=lambda name: self._first_uses[name].start)
+        message = f"%{name} is used but never defined"
+        if self._outside and name in self._outside[-1]:
+            message = (
+                f"%{name} is defined outside, and the op around this one is isolated from above: "
+                "hand the value in as an argument (args(%inside = %outside) for AIR ops)"
+            )
+        self.raise_error(message, self._first_uses[name])
+
+    def last_brace(self) -> int:
+        """Where the region that was just read closes."""
+        return max(self.lexer.input.content.rfind("}", 0, self.pos), 0)
+
+    def shown(self) -> str:
+        """The current token as an error message shows it."""
+        token = self._current_token
+        return "the end of the text" if token.kind == MLIRTokenKind.EOF else f"'{token.text[:40]}'"
