@@ -1,0 +1,1 @@
+"""Legality: what a device will refuse, said before a compile."""
