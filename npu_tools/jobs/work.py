@@ -1,0 +1,144 @@
+"""What a job does: check, compile or run, from a request to a JSON-ready answer.
+
+The command line calls `perform` in its own process, jobs in theirs; both pass something that takes progress and
+says whether to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from npu_tools.errors import ProgramSyntaxError, UnusableInput
+from npu_tools.requests import CheckRequest, CompileRequest, RunRequest
+
+
+class Teller(Protocol):
+    """Who hears of progress and may ask to stop."""
+
+    def cancelled(self) -> bool:
+        """Whether to stop."""
+        ...
+
+    def progress(self, done: float, total: float, note: str = "") -> None:
+        """How far the work is."""
+        ...
+
+
+def perform(kind: str, request: dict[str, Any], teller: Teller) -> dict[str, Any]:
+    """Do a piece of work and return its answer.
+
+    Raises:
+        NpuToolsError: the request itself is unusable, or the run was stopped.
+    """
+    match kind:
+        case "check":
+            return check(CheckRequest.model_validate(request))
+        case "compile":
+            from npu_tools.compile import compile_program
+
+            return compile_program(CompileRequest.model_validate(request))
+        case "run":
+            return run(RunRequest.model_validate(request), teller)
+        case _:
+            raise UnusableInput(f"no work of kind {kind!r}; there are check, compile, run")
+
+
+def check(request: CheckRequest) -> dict[str, Any]:
+    """Findings about a program: {"parsed", "ok", "device", "findings"}."""
+    from npu_tools.check import check_program_text
+
+    report = check_program_text(request.program.text, request.program.name, request.device)
+    return {
+        "parsed": report.parsed,
+        "ok": report.ok,
+        "device": request.device,
+        "findings": [finding.as_dict() for finding in report.findings],
+    }
+
+
+def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
+    """Run a program: {"ok", "ran_on", "modelled_us", "wall_s", "counters", "diagnostics", "outputs", …}."""
+    from npu_tools.air import parse_program
+    from npu_tools.arrays import choose_function, fitted, read_arrays, seeded, signature, write_arrays
+    from npu_tools.emulator import run_program
+
+    if request.backend == "xrt":
+        raise UnusableInput(
+            "the xrt backend needs mlir-air and pyxrt on a machine with an NPU; 'herdbook doctor' says what is missing"
+        )
+    started = time.monotonic()
+    try:
+        program = parse_program(request.program.text, request.program.name)
+    except ProgramSyntaxError as error:
+        finding = {
+            "severity": "error", "code": "syntax", "message": error.message, "line": error.line, "column": error.column,
+            "snippet": error.snippet, "certain": True, "op": None, "remedy": "correct the program text at this place",
+        }  # fmt: skip
+        return _ran(False, started, {}, [finding], None)
+    function = choose_function(program, request.function)
+    arguments = signature(function)
+    if request.inputs is not None:
+        inputs = fitted(read_arrays(Path(request.inputs)), arguments)
+    else:
+        inputs = seeded(arguments, request.seed or 0)
+    result = run_program(
+        program,
+        inputs,
+        function=function.sym_name.data,
+        numerics=request.numerics,
+        grouping=request.grouping,
+        timeout_s=request.timeout_s,
+        max_bytes=int(request.memory_mb * 1e6),
+        progress=teller.progress,
+        cancelled=teller.cancelled,
+        trace=bool(request.timeline or request.tile_map),
+        rounding=request.rounding,
+    )
+    outputs = None
+    if result.outputs:
+        write_arrays(Path(request.outputs), result.outputs)
+        outputs = request.outputs
+    answer = _ran(result.ok, started, result.counters, [f.as_dict() for f in result.findings], outputs)
+    answer["modelled_us"] = _modelled_us(result.counters) if result.ok else None
+    if request.inputs is None:
+        answer["inputs"] = f"standard normal from seed {request.seed or 0}, over the root of the last extent"
+    if result.trace is not None:
+        answer["pictures"] = _pictures(result.trace, request)
+    if request.rounding:
+        answer["rounding"] = result.rounding
+    return answer
+
+
+def _ran(
+    ok: bool, started: float, counters: dict[str, Any], diagnostics: list[dict[str, Any]], outputs: str | None
+) -> dict[str, Any]:
+    return {
+        "ok": ok,
+        "ran_on": "emulator",
+        "modelled_us": None,
+        "wall_s": round(time.monotonic() - started, 3),
+        "counters": counters,
+        "diagnostics": diagnostics,
+        "outputs": outputs,
+    }
+
+
+def _modelled_us(counters: dict[str, Any]) -> float | None:
+    from npu_tools.cost import predict_counters
+
+    return predict_counters(counters)
+
+
+def _pictures(trace: Any, request: RunRequest) -> dict[str, str]:
+    from npu_tools.emulator.pictures import draw_tile_map, draw_timeline
+
+    drawn: dict[str, str] = {}
+    if request.timeline:
+        draw_timeline(trace, Path(request.timeline))
+        drawn["timeline"] = request.timeline
+    if request.tile_map:
+        draw_tile_map(trace, Path(request.tile_map))
+        drawn["tile_map"] = request.tile_map
+    return drawn
