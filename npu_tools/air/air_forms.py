@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from xdsl.dialects.builtin import DenseArrayBase, IndexType, SymbolRefAttr, i32, i64
+from xdsl.dialects.builtin import SymbolRefAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
-from xdsl.traits import IsTerminator
 
 from npu_tools.air.dialect import SEGMENT_SIZES, AsyncTokenType, Hierarchy, UniverseType
 from npu_tools.air.reader import Form, Reader
-from npu_tools.air.windows import DYNAMIC
+from npu_tools.air.syntax import INDEX, close_region, grouped, keyword_attributes, mixed_list, segment_sizes
 
 TOKEN: Final = AsyncTokenType()
-INDEX: Final = IndexType()
-
-
-def segment_sizes(*sizes: int) -> DenseArrayBase:
-    """`operandSegmentSizes`."""
-    return DenseArrayBase.from_list(i32, sizes)
 
 
 def async_dependencies(reader: Reader) -> tuple[list[Attribute], list[SSAValue]]:
@@ -35,22 +28,6 @@ def bracketed_tokens(reader: Reader) -> list[SSAValue]:
     """`[%t, …]` or nothing."""
     operands = reader.parse_optional_comma_separated_list(reader.Delimiter.SQUARE, reader.parse_unresolved_operand)
     return [reader.resolve_operand(operand, TOKEN) for operand in operands or []]
-
-
-def mixed_list(reader: Reader) -> tuple[DenseArrayBase, list[SSAValue]]:
-    """`[0, %i, 64]`: the static array and the values for its markers."""
-    values: list[SSAValue] = []
-
-    def entry() -> int:
-        if (operand := reader.parse_optional_unresolved_operand()) is None:
-            return reader.parse_integer(allow_boolean=False)
-        values.append(reader.resolve_operand(operand, INDEX))
-        return DYNAMIC
-
-    static = reader.parse_comma_separated_list(
-        reader.Delimiter.SQUARE, entry, " in a list of offsets, sizes or strides"
-    )
-    return DenseArrayBase.from_list(i64, static), values
 
 
 def iteration_space(
@@ -95,12 +72,6 @@ def kernel_arguments(reader: Reader) -> tuple[list[Parser.Argument], list[SSAVal
     return arguments, list(reader.resolve_operands(operands, types, place))
 
 
-def keyword_attributes(reader: Reader) -> dict[str, Attribute]:
-    """`attributes {…}` or nothing."""
-    given = reader.parse_optional_attr_dict_with_keyword()
-    return {} if given is None else dict(given.data)
-
-
 def body_region(reader: Reader, arguments: Sequence[Parser.Argument], terminator: str, *, optional: bool) -> Region:
     """A region of one block, its terminator added where the text leaves it out."""
     region = reader.parse_optional_region(arguments)
@@ -110,17 +81,6 @@ def body_region(reader: Reader, arguments: Sequence[Parser.Argument], terminator
         region = Region(Block(arg_types=[argument.type for argument in arguments]))
     close_region(reader, region, terminator)
     return region
-
-
-def close_region(reader: Reader, region: Region, terminator: str) -> None:
-    """Add the terminator where the only block has none; its place is where the region closes."""
-    if not region.blocks:
-        region.add_block(Block())
-    block = region.blocks[-1]
-    if block.last_op is None or not block.last_op.has_trait(IsTerminator, value_if_unregistered=False):
-        op = reader.make(terminator)
-        block.add_op(op)
-        reader.offsets[op] = reader.last_brace()
 
 
 def hierarchy(keyword: str | None, *, optional_space: bool = False, universe: bool = False) -> Form:
@@ -188,19 +148,6 @@ def dma_memcpy_nd(reader: Reader, name: str) -> Operation:
         *src_values,
     ]
     return grouped(reader, name, groups, results, attributes)
-
-
-def grouped(
-    reader: Reader,
-    name: str,
-    groups: Sequence[Sequence[SSAValue]],
-    results: Sequence[Attribute],
-    attributes: Mapping[str, Attribute],
-) -> Operation:
-    """An op from its operand groups."""
-    sizes = segment_sizes(*(len(group) for group in groups))
-    operands = [value for group in groups for value in group]
-    return reader.make(name, operands, results, {**attributes, SEGMENT_SIZES: sizes})
 
 
 def channel(reader: Reader, name: str) -> Operation:

@@ -7,6 +7,7 @@ Place(line=12, column=7)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import cast
@@ -15,13 +16,21 @@ from xdsl.context import Context
 from xdsl.ir import Dialect
 from xdsl.utils.exceptions import ParseError
 
-from npu_tools.air import air_forms
+from npu_tools.air import affine_forms, air_forms, arith_forms, memref_forms, scf_forms, vector_forms
 from npu_tools.air.dialect import AIR
 from npu_tools.air.program import Program, line_starts, place_at
 from npu_tools.air.reader import Form, Reader
 from npu_tools.errors import ProgramSyntaxError
 
-FORMS: dict[str, Form] = {**air_forms.FORMS}
+FORMS: dict[str, Form] = {
+    **air_forms.FORMS,
+    **affine_forms.FORMS,
+    **arith_forms.FORMS,
+    **memref_forms.FORMS,
+    **scf_forms.FORMS,
+    **vector_forms.FORMS,
+}
+"""The custom forms that are read here rather than by xDSL, by op."""
 
 XDSL_DIALECTS = {
     "affine": "affine.Affine",
@@ -51,11 +60,28 @@ def parse_program(text: str, name: str = "<program>") -> Program:
         ProgramSyntaxError: with line, column and the line itself.
     """
     try:
-        reader = Reader(new_context(), text, name, FORMS)
+        reader = Reader(new_context(), without_preamble(text), name, FORMS)
         module = reader.read_module()
     except ParseError as fault:
         raise syntax_error(text, name, fault.msg, fault.span.start) from fault
     return Program(module, text, name, reader.offsets)
+
+
+def without_preamble(text: str) -> str:
+    """The text with blanks for lines that a builder printed in front of the program, all positions kept.
+
+    Upstream's builders print their configuration to the same stream as the program ("RoPE LUT: seq_len=64, …").
+    """
+    position = 0
+    for line in text.splitlines(keepends=True):
+        if line.strip() and not _PRINTED.fullmatch(line.strip()):
+            return re.sub(r"[^\n]", " ", text[:position]) + text[position:]
+        position += len(line)
+    return text
+
+
+_PRINTED = re.compile(r"(?!module\b|func\b|[a-z_]+\.[a-z_]|//)[A-Za-z][^%{}\"@#<>!^]*")
+"""A line that cannot be the beginning of a program."""
 
 
 def new_context() -> Context:

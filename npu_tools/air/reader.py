@@ -12,12 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import cast
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import (
+    AnyDenseElement,
+    DenseArrayBase,
+    IndexType,
+    MemRefType,
+    ModuleOp,
+    RankedStructure,
+    ShapedType,
+    TensorType,
+    UnitAttr,
+    UnrankedMemRefType,
+    UnrankedTensorType,
+    i64,
+)
 from xdsl.ir import Attribute, AttributeInvT, Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.irdl import IRDLOperation, traits_def
-from xdsl.parser import ForwardDeclaredValue, Parser, UnresolvedOperand
+from xdsl.parser import AffineParser, ForwardDeclaredValue, Parser, UnresolvedOperand
 from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
@@ -42,6 +57,19 @@ class NamedOp(Operation):
 def named_op(name: str) -> type[Operation]:
     """The class of ops of that name."""
     return type("NamedOp_" + name.replace(".", "_"), (NamedOp,), {"name": name, "__doc__": f"`{name}`, by name alone."})
+
+
+class SsaAffineParser(AffineParser):
+    """Affine expressions over SSA values outside brackets."""
+
+    def expressions(self, *, many: bool) -> tuple[list[AffineExpr], list[Span]]:
+        """The expressions, with symbols for the values, and where each value is first named."""
+        primary, _, spans = self._get_parse_optional_ssa_value()
+        if many:
+            results = self.parse_comma_separated_list(self.Delimiter.PAREN, lambda: self._parse_affine_expr(primary))
+        else:
+            results = [self._parse_affine_expr(primary)]
+        return results, spans
 
 
 class Reader(Parser):
@@ -241,6 +269,85 @@ class Reader(Parser):
                 "hand the value in as an argument (args(%inside = %outside) for AIR ops)"
             )
         self.raise_error(message, self._first_uses[name])
+
+    # -- small pieces that custom forms are made of
+
+    def at_operand(self) -> bool:
+        """Whether an operand comes next."""
+        return self._current_token.kind == MLIRTokenKind.PERCENT_IDENT
+
+    def at_symbol(self) -> bool:
+        """Whether a symbol comes next."""
+        return self._current_token.kind == MLIRTokenKind.AT_IDENT
+
+    def at_text(self, text: str) -> bool:
+        """Whether this word or punctuation comes next."""
+        return self._current_token.text == text
+
+    def expect_text(self, text: str) -> None:
+        """This word or punctuation, or an error that shows what stands there."""
+        if self._current_token.text != text:
+            self.raise_error(f"'{text}' was expected, found {self.shown()}")
+        self._consume_token()
+
+    def operand_names(self) -> list[UnresolvedOperand]:
+        """A comma-separated list of operands, perhaps empty."""
+        return (
+            self.parse_optional_undelimited_comma_separated_list(
+                self.parse_optional_unresolved_operand, self.parse_unresolved_operand
+            )
+            or []
+        )
+
+    def type_list(self) -> list[Attribute]:
+        """A comma-separated list of types."""
+        return [*self.parse_comma_separated_list(self.Delimiter.NONE, self.parse_type)]
+
+    def angle_text(self) -> str:
+        """The text between `<` and its `>`."""
+        if not self.at_text("<"):
+            self.raise_error(f"'<' was expected, found {self.shown()}")
+        return self._parse_dialect_symbol_body()
+
+    def unit(self) -> UnitAttr:
+        """The attribute of a bare keyword."""
+        return UnitAttr()
+
+    def i64_array(self, values: Sequence[int]) -> DenseArrayBase:
+        """`array<i64: …>`."""
+        return DenseArrayBase.from_list(i64, values)
+
+    def shape_of(self, type: Attribute) -> Sequence[int]:
+        """The shape of a shaped type."""
+        if not isinstance(type, ShapedType):
+            self.raise_error("a shaped type was expected")
+        return type.get_shape()
+
+    def tensor_like(self, type: Attribute) -> Attribute:
+        """The tensor type of a memref's shape and elements."""
+        if isinstance(type, MemRefType):
+            memref = cast("MemRefType[Attribute]", type)
+            return TensorType(memref.element_type, memref.get_shape())
+        if isinstance(type, UnrankedMemRefType):
+            return UnrankedTensorType(cast("UnrankedMemRefType[Attribute]", type).element_type)
+        self.raise_error("a memref type was expected")
+
+    def parse_initial_value(self, type: Attribute) -> Attribute:
+        """`dense<…>` whose type is that of the global where it is left out, or any other attribute."""
+        if self.at_text("dense") and isinstance(type, MemRefType):
+            self._consume_token()
+            tensor = cast("RankedStructure[AnyDenseElement]", self.tensor_like(cast("MemRefType[Attribute]", type)))
+            value = self.parse_dense_int_or_fp_elements_attr(tensor)
+            if self.parse_optional_punctuation(":") is not None:
+                self.parse_type()
+            return value
+        return self.parse_attribute()
+
+    def affine_expressions(self, *, many: bool) -> tuple[AffineMap, Sequence[SSAValue]]:
+        """An affine expression over SSA values, `%n + 1`, or several in parentheses, as a map of symbols."""
+        results, spans = SsaAffineParser(self._parser_state).expressions(many=many)
+        operands = [self.resolve_operand(UnresolvedOperand(span, 0), IndexType()) for span in spans]
+        return AffineMap(0, len(spans), tuple(results)), operands
 
     def last_brace(self) -> int:
         """Where the region that was just read closes."""
