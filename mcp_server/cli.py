@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
+from mcp_server.filtering import COMPONENT, DEVICE, KERNEL, MODEL, PHASE, filters_of
 from mcp_server.output import console, emit, fail, say, show_explain, show_record, show_search
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ app = typer.Typer(
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-DeviceOption = Annotated[str | None, typer.Option(help="npu1, npu2, or a name: Phoenix, Strix, Strix Halo, Krackan …")]
-ComponentOption = Annotated[str | None, typer.Option(help="mlir-air, mlir-aie, peano, xrt, driver, iron …")]
-PhaseOption = Annotated[str | None, typer.Option(help="setup, or deployment phase 0-7.")]
-KernelOption = Annotated[str | None, typer.Option(help="gemm, gemv, rmsnorm, rope, flash_attention …")]
-ModelOption = Annotated[str | None, typer.Option(help="llama32_1b, qwen3_4b …")]
+DeviceOption = Annotated[str | None, typer.Option(help=DEVICE)]
+ComponentOption = Annotated[str | None, typer.Option(help=COMPONENT)]
+PhaseOption = Annotated[str | None, typer.Option(help=f"{PHASE}.")]
+KernelOption = Annotated[str | None, typer.Option(help=KERNEL)]
+ModelOption = Annotated[str | None, typer.Option(help=MODEL)]
 VersionOption = Annotated[
     list[str] | None, typer.Option("--version", metavar="PACKAGE=VERSION", help="An installed version; repeatable.")
 ]
@@ -40,17 +41,19 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 def main() -> NoReturn:
     """Run the command line (`mcp_server.start` comes before it)."""
-    from mcp_server import cli_upkeep
+    from mcp_server import cli_npu, cli_upkeep
 
+    cli_npu.register(app)
     cli_upkeep.register(app)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore
     from kb import KbError
+    from npu_tools.errors import NpuToolsError
 
     try:
         app()
-    except KbError as error:
+    except (KbError, NpuToolsError) as error:
         fail(str(error), as_json="--json" in sys.argv)
     except BrokenPipeError:
         sys.exit(0)
@@ -71,19 +74,8 @@ def open_memory() -> Memory:
         fail(str(error), as_json="--json" in sys.argv)
 
 
-def filters(
-    device: str | None,
-    component: str | None,
-    phase: str | None,
-    kernel: str | None,
-    model: str | None,
-    versions: list[str] | None,
-    status: str | None = None,
-    kind: str | None = None,
-) -> Filters:
-    """The filters the options give; exits with 2 for an unusable one."""
-    from kb import Filters
-
+def read_versions(versions: list[str] | None) -> dict[str, str]:
+    """Package → version as --version gave them; exits with 2 for an unusable one."""
     pairs = [item.partition("=") for item in versions or []]
     bad = [name for name, sign, value in pairs if not (sign and name and value)]
     if bad:
@@ -91,9 +83,7 @@ def filters(
             f"--version {bad[0]!r}: write PACKAGE=VERSION, as in llvm-aie=22.0.0.2026081201",
             as_json="--json" in sys.argv,
         )
-    return Filters(
-        device, component, phase, kernel, model, status, (kind,) if kind else (), {n: v for n, _, v in pairs}
-    )
+    return {name: value for name, _, value in pairs}
 
 
 @app.command()
@@ -114,7 +104,7 @@ def explain(
     """The lesson that explains a failure: give it the raw log (make 2>&1 | herdbook explain)."""
     from mcp_server.replies import explain_reply
 
-    chosen = filters(device, component, phase, kernel, model, versions)
+    chosen = filters_of(device, component, phase, kernel, model, read_versions(versions))
     if batch is not None or out is not None:
         if batch is None or out is None:
             fail("--batch CASES.jsonl and --out RESULTS.jsonl go together", as_json=as_json)
@@ -151,7 +141,7 @@ def search(
 
     if kind is not None and kind not in KINDS:
         fail(f"--kind {kind!r} is not one of {', '.join(KINDS)}", as_json=as_json)
-    chosen = filters(device, component, phase, kernel, model, versions, status, kind)
+    chosen = filters_of(device, component, phase, kernel, model, read_versions(versions), status, kind)
     answer = open_memory().search(" ".join(query), chosen, limit)
     reply = SearchReply(
         no_match=answer.no_match,

@@ -22,6 +22,7 @@ VARIABLES = {
     "HERDBOOK_DENSE": "0 turns dense search off",
     "HERDBOOK_CHROMA": "host:port of a running Chroma server to keep the vectors in",
     "HERDBOOK_TOKEN": "bearer token that 'herdbook serve --http' asks for",
+    "HERDBOOK_WORKSPACE": "folder the NPU tools read and write in (default: the current one)",
     "HERDBOOK_CLIENT": "name under which outcomes of this client are counted",
     "VISUAL": "editor that 'herdbook contribute' opens",
     "EDITOR": "the same, when VISUAL is unset",
@@ -41,6 +42,7 @@ class Config:
     chroma: tuple[str, int, bool] | None = None
     token: str | None = field(default=None, repr=False)
     client: str = ""
+    workspace: Path = field(default_factory=Path.cwd)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -61,6 +63,7 @@ class Config:
             chroma=_chroma(env.get("HERDBOOK_CHROMA", "")),
             token=env.get("HERDBOOK_TOKEN") or None,
             client=env.get("HERDBOOK_CLIENT", ""),
+            workspace=Path(env.get("HERDBOOK_WORKSPACE") or ".").expanduser().absolute(),
         )
 
     def memory(self) -> MemoryConfig:

@@ -61,7 +61,11 @@ def _serve_http(options: argparse.Namespace) -> int:
     try:
         config = Config.from_environment()
         app = http_app(
-            build_server(config, warm=True), options.host, options.port, config.token, tuple(options.allow_host)
+            build_server(config, warm=True, confined=True),
+            options.host,
+            options.port,
+            config.token,
+            tuple(options.allow_host),
         )
     except (SetupRefused, ValueError) as error:
         print(f"herdbook: {error}", file=sys.stderr)

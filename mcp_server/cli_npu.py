@@ -1,0 +1,392 @@
+"""The commands over npu_tools: device, check, compile, run, gate, job, predict, kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from mcp_server.npu_replies import findings_in
+from mcp_server.output import console, emit, fail
+
+if TYPE_CHECKING:
+    from mcp_server.places import Places
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+DeviceOption = Annotated[str, typer.Option(help="npu2 (Strix, Krackan …) or npu1 (Phoenix).")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting, as tile_m=64; repeatable.")
+]
+FileArgument = Annotated[Path, typer.Argument(help="An AIR program (.mlir).")]
+FunctionOption = Annotated[str | None, typer.Option("--func", help="Which function, where there are several.")]
+SeqOption = Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")]
+
+kernel_app = typer.Typer(help="Kernels: legal tile configurations ranked, the cost model fitted.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in (device, check, compile, run, gate, job, predict):
+        app.command()(command)
+    app.add_typer(kernel_app, name="kernel")
+
+
+def device(
+    name: Annotated[str | None, typer.Argument(help="npu1, npu2 or a product name; all without.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What the devices allow: every limit with its unit, kind, source and status."""
+    from npu_tools.device import device as find
+    from npu_tools.device import device_names
+
+    devices = [find(each) for each in ([name] if name else device_names())]
+    data = {each.name: each.as_dict() for each in devices}
+    if emit(data if name is None else data[devices[0].name], as_json):
+        return
+    for each in devices:
+        console.print(f"[bold]{each.name}[/] {escape(each.title)}")
+        table = _table("limit", "value", "unit", "kind", "status", "source")
+        for limit in each.limits():
+            table.add_row(limit.name, f"{limit.value:g}", limit.unit, limit.kind, limit.status, escape(limit.source))
+        console.print(table)
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(help="An AIR program (.mlir).")] = None,
+    kernel: Annotated[str | None, typer.Option(help="A kernel instead: gemm, gemv, rope, flash_attention …")] = None,
+    shape: Annotated[str | None, typer.Option(help="With --kernel: MxKxN, MxK …")] = None,
+    settings: SetOption = None,
+    model: Annotated[Path | None, typer.Option(help="A whole model instead: its Hugging Face config.json.")] = None,
+    seq: SeqOption = 2048,
+    device: DeviceOption = "npu2",
+    as_json: JsonFlag = False,
+) -> None:
+    """What the device or its compiler would refuse, before a three-minute compile; with limits, sources and remedies."""
+    from mcp_server import npu
+
+    if sum(value is not None for value in (file, kernel, model)) != 1:
+        fail("give one of: FILE.mlir, --kernel NAME --shape …, --model CONFIG.json", as_json=as_json)
+    if kernel is not None:
+        if shape is None:
+            fail("--kernel needs --shape, as in --shape 2048x2048x8192", as_json=as_json)
+        answer = npu.kernel_answer(kernel, shape, _pairs(settings, as_json), device)
+    elif model is not None:
+        answer = npu.model_answer(_places(), str(model), seq, device)
+    else:
+        from npu_tools.jobs.work import check as check_program
+        from npu_tools.requests import CheckRequest
+
+        assert file is not None
+        answer = check_program(CheckRequest.model_validate({"program": _source(file), "device": device}))
+    if not emit(answer, as_json):
+        _show_findings(answer["findings"])
+        _show_facts({k: v for k, v in answer.items() if k not in ("findings", "parsed", "ok")})
+        console.print("[green]nothing refuses it[/]" if answer["ok"] else "[red]refused[/]")
+    sys.exit(0 if answer["ok"] else 1)
+
+
+def compile(
+    file: FileArgument,
+    function: FunctionOption = None,
+    device: DeviceOption = "npu2",
+    as_json: JsonFlag = False,
+) -> None:
+    """Parse, verify, check and lower a program for the emulator; the artefact is cached by content."""
+    request = {
+        "program": _source(file), "cache": str(_places().artefacts), "device": device, "function": function,
+    }  # fmt: skip
+    answer = _perform("compile", request, as_json)
+    answer["lessons"] = _lessons(answer["findings"], device)
+    if not emit(answer, as_json):
+        _show_findings(answer["findings"])
+        _show_lessons(answer["lessons"])
+        _show_facts({k: v for k, v in answer.items() if k not in ("findings", "lessons", "ok", "arguments", "plan")})
+        console.print("[green]compiled[/]" if answer["ok"] else "[red]refused[/]")
+    sys.exit(0 if answer["ok"] else 1)
+
+
+def run(
+    file: FileArgument,
+    function: FunctionOption = None,
+    inputs: Annotated[Path | None, typer.Option(help=".npz or .safetensors with arg0 … argN.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Without --inputs: seeded random ones.")] = 0,
+    outputs: Annotated[Path, typer.Option(help="Where the arguments' final contents go (.npz, .safetensors).")] = Path(
+        "out.npz"
+    ),
+    numerics: Annotated[
+        Literal["faithful", "f32"], typer.Option(help="The device's rounding, or plain f32.")
+    ] = "faithful",
+    grouping: Annotated[
+        Literal["lifted", "per-tile"], typer.Option(help="All tiles at once, or one by one.")
+    ] = "lifted",
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds the run may take.")] = 600,
+    memory_mb: Annotated[float, typer.Option(min=0.001, help="Bound on live buffers.")] = 8000,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw when each tile and channel was busy (.svg, .png).")
+    ] = None,
+    tile_map: Annotated[Path | None, typer.Option(help="Draw L1 and L2 use by tile (.svg, .png).")] = None,
+    rounding: Annotated[bool, typer.Option(help="Report where values were rounded, and by how much.")] = False,
+    background: Annotated[bool, typer.Option(help="Start a job, print its id and return.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a program on the emulator: AIE2P numerics, deadlocks and stray reads explained, times modelled."""
+    request = {
+        "program": _source(file), "function": function, "inputs": str(inputs.absolute()) if inputs else None, "seed": seed,
+        "outputs": str(outputs.absolute()), "numerics": numerics, "grouping": grouping, "timeout_s": timeout,
+        "memory_mb": memory_mb, "timeline": str(timeline.absolute()) if timeline else None,
+        "tile_map": str(tile_map.absolute()) if tile_map else None, "rounding": rounding,
+    }  # fmt: skip
+    if background:
+        from npu_tools.jobs import Jobs
+
+        started = Jobs(_places().jobs).start("run", request)
+        if not emit({"job": started}, as_json):
+            console.print(f"{started}; 'herdbook job {started} --wait' waits for it")
+        return
+    answer = _perform("run", request, as_json)
+    answer["lessons"] = _lessons(answer["diagnostics"], None)
+    if not emit(answer, as_json):
+        _show_findings(answer["diagnostics"])
+        _show_lessons(answer["lessons"])
+        _show_facts({k: v for k, v in answer.items() if k not in ("diagnostics", "lessons", "counters", "ok")})
+        _show_facts(answer["counters"])
+        console.print("[green]ran to the end[/]" if answer["ok"] else "[red]failed[/]")
+    sys.exit(0 if answer["ok"] else 1)
+
+
+def gate(
+    actual: Annotated[str, typer.Option(help="The output: .npy, or .npz#arg2.")],
+    reference: Annotated[str, typer.Option(help="The FP32 reference, the same shape.")],
+    kernel: Annotated[str | None, typer.Option(help="Whose tolerance to use.")] = None,
+    tier: Annotated[str | None, typer.Option(help="gemm: high, low or f32.")] = None,
+    convention: Annotated[
+        Literal["upstream", "paper", "tokens"], typer.Option(help="By which rule to judge.")
+    ] = "upstream",
+    rtol: Annotated[float | None, typer.Option(min=0)] = None,
+    atol: Annotated[float | None, typer.Option(min=0)] = None,
+    previous: Annotated[str | None, typer.Option(help="An earlier call's output, to spot stale buffers.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Whether every element is within tolerance of the reference; where the worst is, what the error looks like."""
+    from mcp_server.npu import gate_answer
+
+    verdict = gate_answer(_places(), actual, reference, kernel, tier, convention, rtol, atol, previous)
+    if not emit(verdict, as_json):
+        colour, word = ("green", "passed") if verdict["passed"] else ("red", "missed")
+        console.print(f"[{colour}]{word}[/] ({verdict['convention']}): {escape(verdict['reason'])}")
+        for likeness in verdict.get("looks_like", []):
+            console.print(
+                f"looks like [bold]{likeness['kind']}[/]: {escape(likeness['evidence'])}; look at {escape(likeness['look_at'])}"
+            )
+        _show_facts(verdict.get("metrics") or {})
+    sys.exit(0 if verdict["passed"] else 1)
+
+
+def job(
+    id: Annotated[str | None, typer.Argument(help="A job id; without, the latest jobs.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until it ends.")] = False,
+    cancel: Annotated[bool, typer.Option(help="Stop it.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Jobs on disk: their state, result, end. They outlive the process that started them."""
+    from npu_tools.jobs import ENDED, Jobs
+
+    jobs = Jobs(_places().jobs)
+    if id is None:
+        views = jobs.listed(20)
+        if not emit({"jobs": [view.model_dump() for view in views]}, as_json):
+            table = _table("id", "state", "wall s", "reason")
+            for view in views:
+                table.add_row(view.id, view.state, f"{view.wall_s:.1f}", escape(view.reason[:80]))
+            console.print(table if views else "no jobs yet")
+        return
+    view = jobs.cancel(id) if cancel else jobs.view(id)
+    while wait and view.state not in ENDED:
+        view = jobs.wait(id)
+    if not emit(view.model_dump(), as_json):
+        _show_facts(view.model_dump(exclude={"result"}))
+        _show_findings(findings_in(view.result))
+    good = view.state not in ("failed", "cancelled") and (view.result or {}).get("ok", True)
+    sys.exit(0 if good or cancel else 1)
+
+
+def predict(
+    kernel: Annotated[str | None, typer.Option(help="gemm, gemv, rmsnorm, rope, silu_mul, flash_attention …")] = None,
+    shape: Annotated[str | None, typer.Option(help="With --kernel: MxKxN, MxK …")] = None,
+    settings: SetOption = None,
+    model: Annotated[Path | None, typer.Option(help="A whole model: its Hugging Face config.json.")] = None,
+    seq: SeqOption = 2048,
+    device: DeviceOption = "npu2",
+    as_json: JsonFlag = False,
+) -> None:
+    """Modelled time, from a fit to published measurements, with its uncertainty. Never a measurement."""
+    from npu_tools.cost import predict_kernel, predict_model
+
+    if (kernel is None) == (model is None):
+        fail("give one of: --kernel NAME --shape …, --model CONFIG.json", as_json=as_json)
+    if kernel is not None:
+        if shape is None:
+            fail("--kernel needs --shape, as in --shape 2048x2048x8192", as_json=as_json)
+        answer = predict_kernel(kernel, shape, _pairs(settings, as_json), device).as_dict()
+    else:
+        from mcp_server.npu import read_config
+
+        answer = predict_model(read_config(_places(), str(model)), seq, device).as_dict()
+    if not emit(answer, as_json):
+        _show_facts(answer)
+
+
+@kernel_app.command("tune")
+def tune_command(
+    kernel: Annotated[str, typer.Argument(help="gemm, gemv, rmsnorm …")],
+    shape: Annotated[str, typer.Argument(help="MxKxN, MxK …")],
+    settings: SetOption = None,
+    device: DeviceOption = "npu2",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Configurations to show.")] = 10,
+    as_json: JsonFlag = False,
+) -> None:
+    """Legal tile configurations of a kernel for a shape, fastest by the cost model first."""
+    from npu_tools.check import check_kernel
+    from npu_tools.cost import tune
+
+    def legal(candidate: dict[str, Any]) -> bool:
+        return check_kernel(kernel, shape, candidate, device).ok
+
+    ranked = tune(kernel, shape, _pairs(settings, as_json), device, legal)
+    rows = [each.as_dict() for each in ranked[:limit]]
+    if emit(
+        {"kernel": kernel, "shape": shape, "label": "modelled", "legal": len(ranked), "configurations": rows}, as_json
+    ):
+        return
+    table = _table("modelled µs", "low", "high", "settings")
+    for row in rows:
+        words = " ".join(f"{name}={value}" for name, value in row["settings"].items())
+        table.add_row(f"{row['modelled_us']:.1f}", f"{row['low']:.1f}", f"{row['high']:.1f}", escape(words))
+    console.print(
+        table if rows else "no legal configuration was found; 'herdbook check --kernel' says why one is refused"
+    )
+
+
+def _perform(kind: str, request: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    from npu_tools.errors import RunStopped
+    from npu_tools.jobs.work import perform
+
+    try:
+        with _Teller(not as_json) as teller:
+            return perform(kind, request, teller)
+    except RunStopped as stop:
+        fail(str(stop), as_json=as_json)
+
+
+class _Teller:
+    """A progress bar on a terminal."""
+
+    folder = Path()
+
+    def __init__(self, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _Teller:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def cancelled(self) -> bool:
+        """Ctrl-C ends the command by itself."""
+        return False
+
+    def progress(self, done: float, total: float, note: str = "") -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=done, total=total or None, description=escape(note))
+
+
+def _source(file: Path) -> dict[str, str]:
+    from mcp_server.places import read_program
+
+    return {"text": read_program(file), "name": str(file)}
+
+
+def _places() -> Places:
+    from mcp_server.config import Config
+    from mcp_server.places import Places
+
+    return Places(Config.from_environment().home, Path.cwd())
+
+
+def _pairs(given: list[str] | None, as_json: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in given or []:
+        name, sign, value = item.partition("=")
+        if not (sign and name and value):
+            fail(f"--set {item!r}: write NAME=VALUE, as in tile_m=64", as_json=as_json)
+        found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _lessons(found: list[dict[str, Any]], device: str | None) -> list[dict[str, Any]]:
+    """The memory's lessons for the errors; none where it cannot be opened, since the findings stand without."""
+    if not any(finding["severity"] == "error" for finding in found):
+        return []
+    from kb import KbError
+    from mcp_server.cli import open_memory
+    from mcp_server.npu_replies import lessons_for
+
+    try:
+        return [lesson.model_dump() for lesson in lessons_for(found, open_memory(), device)]
+    except KbError:
+        return []
+
+
+def _show_findings(found: list[dict[str, Any]]) -> None:
+    colours = {"error": "red", "warning": "yellow", "note": "dim"}
+    for finding in found:
+        place = f"{finding['line']}:{finding['column']}: " if finding.get("line") else ""
+        mark = "" if finding.get("certain", True) else " (rule of thumb)"
+        console.print(
+            f"{place}[{colours.get(finding['severity'], 'bold')}]{finding['severity']}[/] [bold]{finding['code']}[/]{mark}: "
+            + escape(finding["message"])
+        )
+        for name in ("snippet", "diagnostic", "limit", "source", "remedy"):
+            if finding.get(name):
+                console.print(f"    [dim]{name}:[/] {escape(str(finding[name]))}")
+
+
+def _show_lessons(lessons: list[dict[str, Any]]) -> None:
+    for lesson in lessons:
+        console.print(
+            f"lesson for {lesson['finding']}: [bold]{escape(lesson['title'])}[/] (herdbook get {lesson['id']})"
+        )
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
+    for name, value in facts.items():
+        if value is not None and value != {} and value != []:
+            console.print(f"[dim]{name}:[/] {escape(str(value))}", soft_wrap=True)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
