@@ -285,7 +285,7 @@ def _perform(kind: str, request: dict[str, Any], as_json: bool) -> dict[str, Any
 class _Teller:
     """A progress bar on a terminal."""
 
-    folder = Path()
+    folder: Path = Path()
 
     def __init__(self, shown: bool) -> None:
         from rich.console import Console

@@ -21,7 +21,7 @@ from mcp_server.npu_replies import (
     CheckReply,
     GateReply,
     JobReply,
-    JobsReply,
+    JobAnswer,
     check_reply,
     findings_in,
     gate_reply,
@@ -163,7 +163,7 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
         id: _JobId = None,
         action: Literal["status", "wait", "cancel", "list"] = "wait",
         wait_s: _Wait = 20,
-    ) -> JobReply | JobsReply:
+    ) -> JobAnswer:
         """A job's state, result or end. Jobs live on disk in their own processes: they outlast this server."""
         from npu_tools.jobs import Jobs
 
@@ -172,10 +172,10 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
             if action == "cancel":
                 raise ToolError("cancel needs the id of a job; action='list' shows them")
             views = await _aside(lambda: jobs.listed(10))
-            return JobsReply(jobs=[job_reply(view, []) for view in views])
+            return JobAnswer(latest=[job_reply(view, []) for view in views])
         if action == "cancel":
-            return job_reply(await _aside(lambda: jobs.cancel(id)), [])
-        return await _reply(await _watch(ctx, jobs, id, wait_s if action == "wait" else 0), recall, None)
+            return JobAnswer(job=job_reply(await _aside(lambda: jobs.cancel(id)), []))
+        return JobAnswer(job=await _reply(await _watch(ctx, jobs, id, wait_s if action == "wait" else 0), recall, None))
 
 
 def _add_gate(server: MCPServer[Any], places: Places) -> None:

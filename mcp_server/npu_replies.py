@@ -80,10 +80,11 @@ class JobReply(BaseModel):
     next_step: str
 
 
-class JobsReply(BaseModel):
-    """The latest jobs, newest first."""
+class JobAnswer(BaseModel):
+    """The answer to `job`: the one asked for, or the latest ones, newest first."""
 
-    jobs: list[JobReply]
+    job: JobReply | None = None
+    latest: list[JobReply] = Field(default_factory=list[JobReply])
 
 
 class GateReply(BaseModel):

@@ -39,13 +39,14 @@ class CompileRequest(_Request):
 
 
 class RunRequest(_Request):
-    """Run a program. Inputs come from a file, or from `seed`; outputs go to a file and never into an answer.
+    """Run a program. Inputs come from a file, or from `seed`; outputs go to a file (by
+    default in the job's folder) and never into an answer.
 
     `timeout_s` counts wall-clock seconds of the run; `memory_mb` bounds the live buffers (10^6 bytes each).
     """
 
     program: ProgramSource
-    outputs: str
+    outputs: str = ""
     function: str | None = None
     inputs: str | None = None
     seed: int | None = None

@@ -26,7 +26,7 @@ _START = "mcp_server/test_start.py::"
 REQUIREMENTS = tuple(
     Requirement(*row)
     for row in (
-        ("the tools are explain_error, search, get, contribute_lesson, report_outcome", "surfaces", _TOOLS + "test_five_tools_are_listed_in_the_same_order_every_time"),
+        ("the tools are those of the memory and check, compile, run, gate, job", "surfaces", _TOOLS + "test_the_tools_are_listed_in_the_same_order_every_time"),
         ("every tool has annotations, schemas and descriptions", "mcp_server", _TOOLS + "test_every_tool_says_what_it_does_and_what_it_changes"),
         ("the list of tools is short", "mcp_server", _TOOLS + "test_the_list_of_tools_costs_an_agent_little"),
         ("server instructions say when to call what", "mcp_server", _TOOLS + "test_instructions_say_when_to_call_what"),

@@ -15,7 +15,12 @@ from npu_tools.requests import CheckRequest, CompileRequest, RunRequest
 
 
 class Teller(Protocol):
-    """Who hears of progress and may ask to stop."""
+    """Who hears of progress and may ask to stop; `folder` is where files go that nobody named."""
+
+    @property
+    def folder(self) -> Path:
+        """Where outputs go that were given no place."""
+        ...
 
     def cancelled(self) -> bool:
         """Whether to stop."""
@@ -98,8 +103,8 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
     )
     outputs = None
     if result.outputs:
-        write_arrays(Path(request.outputs), result.outputs)
-        outputs = request.outputs
+        outputs = request.outputs or str(teller.folder / "out.npz")
+        write_arrays(Path(outputs), result.outputs)
     answer = _ran(result.ok, started, result.counters, [f.as_dict() for f in result.findings], outputs)
     answer["modelled_us"] = _modelled_us(result.counters) if result.ok else None
     if request.inputs is None:

@@ -10,7 +10,9 @@ import pytest
 Start = Callable[[], Any]
 Site = Callable[[str], None]
 
-TOOLS = ["explain_error", "search", "get", "contribute_lesson", "report_outcome"]
+TOOLS = [
+    "explain_error", "search", "get", "contribute_lesson", "report_outcome", "check", "compile", "run", "job", "gate",
+]  # fmt: skip
 STATELESS = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
