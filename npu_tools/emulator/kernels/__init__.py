@@ -7,7 +7,8 @@ One module per family, named for what it computes; each documents the C++ it was
 and what was simplified. Families match by pattern, so other sizes, suffixes (`_m64`) and prefixes (`down_`) work.
 """
 
-from npu_tools.emulator.kernels.kernel import Array, ExternalKernel, KernelNumerics, Operand
+from npu_tools.emulator.kernels.kernel import Array, ExternalKernel, Operand, Surroundings
 from npu_tools.emulator.kernels.registry import known_symbols, lookup
+from npu_tools.emulator.kernels.surroundings import surroundings_of
 
-__all__ = ["Array", "ExternalKernel", "KernelNumerics", "Operand", "known_symbols", "lookup"]
+__all__ = ["Array", "ExternalKernel", "Operand", "Surroundings", "known_symbols", "lookup", "surroundings_of"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, KernelNumerics, memrefs
-from npu_tools.emulator.kernels.lanes import flat, lane_scalar, store
-from npu_tools.emulator.kernels.rounding import narrow
+from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
+from npu_tools.emulator.kernels.lanes import flat, store, uniform
+from npu_tools.emulator.numerics import Numerics
 
 
 def _zero(call: Call) -> Built | None:
@@ -21,7 +21,7 @@ def _zero(call: Call) -> Built | None:
         return None
     (target,) = targets
 
-    def run(numerics: KernelNumerics, *args: Array) -> None:
+    def run(numerics: Numerics, *args: Array) -> None:
         args[target][...] = 0
 
     return Built(run, reads=(), writes=(target,), rounding="none")
@@ -31,8 +31,8 @@ def _narrow_all(call: Call) -> Built | None:
     if len(call.operands) != 2 or memrefs(call) != (0, 1) or call.operands[1].element != "bf16":
         return None
 
-    def run(numerics: KernelNumerics, source: Array, target: Array) -> None:
-        values = narrow(numerics, source, "bf16")
+    def run(numerics: Numerics, source: Array, target: Array) -> None:
+        values = numerics.round_to(source, "bf16", kind="f32_to_bf16", rounding="conv_even")
         if source.shape[2:] == target.shape[2:]:
             target[...] = values
         else:
@@ -45,9 +45,9 @@ def _narrow_n(call: Call) -> Built | None:
     if len(call.operands) != 3 or memrefs(call) != (0, 1):
         return None
 
-    def run(numerics: KernelNumerics, source: Array, target: Array, count: Array | int) -> None:
-        n = int(np.max(lane_scalar(count)))
-        values = narrow(numerics, flat(source)[..., :n], "bf16")
+    def run(numerics: Numerics, source: Array, target: Array, count: Array | int) -> None:
+        n = uniform(count)
+        values = numerics.round_to(flat(source)[..., :n], "bf16", kind="f32_to_bf16", rounding="conv_even")
         whole = np.array(np.broadcast_to(flat(target), (*target.shape[:2], flat(target).shape[-1])))
         whole[..., :n] = values
         store(target, whole)

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, KernelNumerics, Operand, shape_of
+from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, Operand, shape_of
 from npu_tools.emulator.kernels.lanes import (
     Outer,
     block_axes,
@@ -34,7 +34,8 @@ from npu_tools.emulator.kernels.lanes import (
     natural_view,
     shaped,
 )
-from npu_tools.emulator.kernels.rounding import Rounding, narrow
+from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.rounding import Rounding
 from npu_tools.errors import UnusableInput
 
 MacUnit = Literal["bfp16", "float", "integer"]
@@ -51,7 +52,7 @@ class BlockShape:
     t: int
 
 
-def multiply(numerics: KernelNumerics, a: Array, b: Array, unit: MacUnit) -> Array:
+def multiply(numerics: Numerics, a: Array, b: Array, unit: MacUnit) -> Array:
     """Row-major tiles `[gx|1, gy|1, M, K] @ [gx|1, gy|1, K, N]`, one BLAS call a tile; integers come back as int64."""
     if unit == "bfp16":
         return numerics.matmul(np.ascontiguousarray(a), np.ascontiguousarray(b))
@@ -76,13 +77,13 @@ def integer_product(a: Array, b: Array) -> Array:
     return np.rint(np.matmul(a.astype(carrier), b.astype(carrier))).astype(np.int64)
 
 
-def accumulate(numerics: KernelNumerics, target: Array, product: Array, element: str, rounding: Rounding) -> None:
+def accumulate(numerics: Numerics, target: Array, product: Array, element: str, rounding: Rounding) -> None:
     """target += product, rounded to the element type; `target` is a view in natural order, product its matrix."""
     spread = product.reshape(*product.shape[:2], *target.shape[2:])
     if element == "f32":
         np.add(target, spread, out=target)
     elif element in ("bf16", "f16"):
-        target[...] = narrow(numerics, target + spread, element, rounding)
+        target[...] = numerics.rounder(element, kind="gemm", rounding=rounding)(target + spread)
     else:
         target[...] = (target.astype(np.int64) + spread).astype(target.dtype)
 
@@ -105,7 +106,7 @@ def _blocked(call: Call) -> Built | None:
     rounding: Rounding = "conv_even" if unit == "bfp16" else "floor"
     element = c.element
 
-    def run(numerics: KernelNumerics, a: Array, b: Array, c: Array) -> None:
+    def run(numerics: Numerics, a: Array, b: Array, c: Array) -> None:
         left = matrix_from_blocks(without_unit_axes(a), "columns")
         right = matrix_from_blocks(without_unit_axes(b), "columns")
         target = natural_view(without_unit_axes(c), "columns")
@@ -183,7 +184,7 @@ def _row_major(call: Call) -> Built | None:
     unit = _unit(call.operands[0].element, None)
     element = call.operands[2].element
 
-    def run(numerics: KernelNumerics, a: Array, b: Array, c: Array) -> None:
+    def run(numerics: Numerics, a: Array, b: Array, c: Array) -> None:
         product = multiply(numerics, shaped(a, m, k), shaped(b, k, n), unit)
         accumulate(numerics, c, product, element, "conv_even")
 
@@ -214,7 +215,7 @@ def _row_outer(call: Call) -> Built | None:
     unit = _unit(call.operands[0].element, block)
     element = call.operands[2].element
 
-    def run(numerics: KernelNumerics, a: Array, b: Array, c: Array) -> None:
+    def run(numerics: Numerics, a: Array, b: Array, c: Array) -> None:
         left = matrix_from_blocks(blocks_from_flat(a, m, k, (block.r, block.s), "rows"), "rows")
         right = matrix_from_blocks(blocks_from_flat(b, k, n, (block.s, block.t), "rows"), "rows")
         product = multiply(numerics, left, right, unit)

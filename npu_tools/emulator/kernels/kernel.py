@@ -9,9 +9,9 @@ memref types, and where the two can disagree the family checks the types in `bui
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,38 +27,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 Array = NDArray[Any]
-
-Mode = Literal["faithful", "f32"]
-
-
-class KernelNumerics(Protocol):
-    """The part of the emulator's numerics that kernels call."""
-
-    @property
-    def mode(self) -> Mode:
-        """ "f32" rounds nothing; "faithful" rounds where the hardware does."""
-        ...
-
-    def round_to(self, values: Array, element: str) -> Array:
-        """The values as the element type ("bf16", "f16", "f32") can hold them, nearest-even; bf16 stays float32."""
-        ...
-
-    def matmul(self, a: Array, b: Array) -> Array:
-        """Stacks `[..., M, K] @ [..., K, N]` on the AIE2P matrix unit: BFP16 blocks of 8 along K, float32 sums."""
-        ...
-
-    def exp(self, values: Array) -> Array:
-        """e to the values, unrounded."""
-        ...
-
-    def exp2(self, values: Array) -> Array:
-        """2 to the values as `aie::exp2` gives it, before it is narrowed to bf16."""
-        ...
-
-    def tanh(self, values: Array) -> Array:
-        """The hardware's tanh, before it is narrowed to bf16."""
-        ...
-
 
 Run = Callable[..., None]
 
@@ -97,6 +65,26 @@ class ExternalKernel:
     storage_order: tuple[tuple[int, ...] | None, ...] = ()
 
 
+Option = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a call's symbol and operand types leave open and the program around it may tell.
+
+    `function` is the enclosing function's name and `arguments` its operands, `declared` the operands of every private
+    function of the module. `observed` is what the data movement around the calls shows (see surroundings.py).
+    `options` are build parameters given by the user, under the C++ macro's name (`dk_full`) or as documented by the
+    family that reads them; they win over everything derived.
+    """
+
+    function: str = ""
+    arguments: tuple[Operand, ...] = ()
+    declared: Mapping[str, tuple[Operand, ...]] = field(default_factory=dict[str, tuple[Operand, ...]])
+    observed: Mapping[str, int] = field(default_factory=dict[str, int])
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a family is asked about: the symbol, the match of its pattern, the operands, the object linked with."""
@@ -105,6 +93,7 @@ class Call:
     match: re.Match[str]
     operands: tuple[Operand, ...]
     link_with: str
+    surroundings: Surroundings = Surroundings()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from npu_tools.emulator.kernels.kernel import Array
+from npu_tools.emulator.types import LanesDiffer
 
 Outer = Literal["rows", "columns"]
 """Which block index runs slowest: "rows" is [R/r, C/c, r, c], "columns" is [C/c, R/r, r, c]."""
@@ -70,3 +71,16 @@ def lane_scalar(value: Array | float | int) -> Array:
     """A scalar operand as an array `[gx|1, gy|1]`."""
     array = np.asarray(value)
     return array if array.ndim == 2 else array.reshape(1, 1)
+
+
+def uniform(value: Array | float | int) -> int:
+    """A scalar operand that must be the same in all lanes, as an int.
+
+    Raises:
+        LanesDiffer: it is not; the scheduler then runs the lanes one by one.
+    """
+    array = np.asarray(value)
+    first = array.reshape(-1)[0]
+    if array.size > 1 and not bool((array == first).all()):
+        raise LanesDiffer
+    return int(first)

@@ -13,15 +13,23 @@ from functools import cache
 
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.kernels import fill, gemm
-from npu_tools.emulator.kernels.kernel import Call, ExternalKernel, Family, operand
+from npu_tools.emulator.kernels import attention_calls, fill, gemm
+from npu_tools.emulator.kernels.kernel import Call, ExternalKernel, Family, Surroundings, operand
 from npu_tools.errors import UnusableInput
 
-_FAMILIES: tuple[Family, ...] = (*gemm.FAMILIES, *fill.FAMILIES)
+_FAMILIES: tuple[Family, ...] = (*gemm.FAMILIES, *fill.FAMILIES, *attention_calls.FAMILIES)
 
 
-def lookup(symbol: str, operand_types: Sequence[Attribute], link_with: str | None) -> ExternalKernel | None:
+def lookup(
+    symbol: str,
+    operand_types: Sequence[Attribute],
+    link_with: str | None,
+    surroundings: Surroundings | None = None,
+) -> ExternalKernel | None:
     """The kernel for a symbol called with these operand types, or None when no family knows the symbol.
+
+    Two upstream objects may use one symbol on the same types for different functions (`rope`), and some sizes are
+    compiled in (`dk_full`); `surroundings` (from `surroundings_of`) tells what the rest of the program knows.
 
     Raises:
         UnusableInput: the symbol is known and the operands are not what it takes; the text says what it takes.
@@ -29,7 +37,7 @@ def lookup(symbol: str, operand_types: Sequence[Attribute], link_with: str | Non
     operands = tuple(operand(attribute) for attribute in operand_types)
     candidates = _matches(symbol)
     for family, match in candidates:
-        built = family.build(Call(symbol, match, operands, link_with or ""))
+        built = family.build(Call(symbol, match, operands, link_with or "", surroundings or Surroundings()))
         if built is not None:
             return ExternalKernel(
                 symbol=symbol,

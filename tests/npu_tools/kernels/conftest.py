@@ -18,7 +18,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.kernels import ExternalKernel, lookup
+from npu_tools.emulator.kernels import ExternalKernel, Surroundings, lookup
+from npu_tools.emulator.numerics import Numerics
 
 
 def bf16_rounded(values: Any) -> np.ndarray:
@@ -34,50 +35,29 @@ def type_of(text: str) -> Attribute:
     return MemRefType(kind, [int(dim) for dim in dims]) if dims else kind
 
 
-class StandInNumerics:
-    """Plain numpy numerics with the matrix unit written out naively."""
-
-    mode = "faithful"
-
-    def round_to(self, values: np.ndarray, element: str) -> np.ndarray:
-        return bf16_rounded(values) if element == "bf16" else np.asarray(values)
-
-    def matmul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.matmul(self.bfp16(a, -1), self.bfp16(b, -2))
-
-    def bfp16(self, values: np.ndarray, axis: int) -> np.ndarray:
-        moved = np.moveaxis(values, axis, -1)
-        blocks = moved.reshape(*moved.shape[:-1], -1, 8).astype(np.float64)
-        peak = np.abs(blocks).max(axis=-1, keepdims=True)
-        exponent = np.frexp(peak)[1]
-        unit = np.ldexp(1.0, exponent - 7)
-        quantised = np.clip(np.rint(blocks / unit), -128, 127) * unit
-        return np.moveaxis(quantised.reshape(moved.shape), -1, axis).astype(np.float32)
-
-    def exp(self, values: np.ndarray) -> np.ndarray:
-        return np.exp(values, dtype=np.float32)
-
-    def exp2(self, values: np.ndarray) -> np.ndarray:
-        return np.exp2(values, dtype=np.float32)
-
-    def tanh(self, values: np.ndarray) -> np.ndarray:
-        return np.tanh(values, dtype=np.float32)
-
-
 class KernelBench:
     """Runs kernels of the emulator on arrays `[gx, gy, *shape]`."""
 
     def __init__(self) -> None:
-        self.numerics = StandInNumerics()
+        self.numerics = Numerics()
 
-    def kernel(self, symbol: str, types: Sequence[str], link_with: str = "x.o") -> ExternalKernel:
-        found = lookup(symbol, [type_of(text) for text in types], link_with)
+    def kernel(
+        self, symbol: str, types: Sequence[str], link_with: str = "x.o", around: Surroundings | None = None
+    ) -> ExternalKernel:
+        found = lookup(symbol, [type_of(text) for text in types], link_with, around)
         assert found is not None, symbol
         return found
 
-    def run(self, symbol: str, types: Sequence[str], args: Sequence[Any], link_with: str = "x.o") -> list[Any]:
+    def run(
+        self,
+        symbol: str,
+        types: Sequence[str],
+        args: Sequence[Any],
+        link_with: str = "x.o",
+        around: Surroundings | None = None,
+    ) -> list[Any]:
         """The arguments after the kernel ran on all lanes, and on each lane alone with the same bits."""
-        kernel = self.kernel(symbol, types, link_with)
+        kernel = self.kernel(symbol, types, link_with, around)
         together = [np.array(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
         kernel.run(self.numerics, *together)
         gx = max(arg.shape[0] for arg in args if isinstance(arg, np.ndarray))
