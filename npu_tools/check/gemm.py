@@ -208,7 +208,7 @@ class Gemm:
             yield Finding(
                 severity="note",
                 code="stride_guideline",
-                message=f"tile_k_l2*n = {self.tile_k_l2 * self.n} is over the 1048576 that upstream's pages give as limit; "
+                message=f"tile_k_l2*n = {self.tile_k_l2 * self.n} is over the 2^20 that upstream's pages give as limit; "
                 f"the step counts words ({self.b_stride_words}), and rows with as much run",
                 source=ROWS,
                 certain=False,
@@ -216,9 +216,9 @@ class Gemm:
 
     def choices(self, device: Device) -> Mapping[str, Sequence[Value]]:
         fixed_output = ("external", "direct") if self.output == "f32" else ("fused-cast", "drain", "direct")
-        inner = [size for size in (16, 32, 48, 64, 80) if self.k % size == 0]
+        inner = [size for size in range(MICRO, 81, MICRO) if self.k % size == 0]
         return {
-            "tile_m": [size for size in (16, 32, 48, 64, 96, 128) if self.m % size == 0],
+            "tile_m": [size for size in range(MICRO, 129, MICRO) if self.m % size == 0],
             "tile_n": [size for size in range(MICRO, 257, MICRO) if self.n % size == 0],
             "tile_k_l2": [size for size in _divisors(self.k) if 16 <= size <= 1024 and size % 8 == 0],
             "tile_k_l1": inner,
@@ -305,7 +305,9 @@ def _splits(extent: int, base: int, tile: int, lanes: int, most: int) -> list[tu
 def _k_splits(k: int, l2: int, l1: int) -> list[tuple[int, int]]:
     """(tile_k_l2, tile_k_l1): 32 or 64 inside where that leaves even trips, then what the rows show to work."""
     inner = [l1] if l1 else [size for size in (32, 64) if k % (2 * size) == 0]
-    inner += [] if l1 else [size for size in (48, 16, 80, 32, 64, 40, 24, 8) if k % size == 0 and size not in inner]
+    inner += (
+        [] if l1 else [size for size in (3 * MICRO, 16, 80, 32, 64, 40, 24, 8) if k % size == 0 and size not in inner]
+    )
     outer = [l2] if l2 else [size for size in _divisors(k) if size >= 16]
     fits = [(big, small) for small in inner for big in outer if k % big == 0 and big % small == 0]
     return sorted(fits, key=lambda fit: (inner.index(fit[1]), abs(log2(fit[0] / 256))))

@@ -24,7 +24,7 @@ from npu_tools.device import Device, device
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 
-PADDINGS = 48
+PADDINGS = 50
 """Larger shapes tried for a remedy; one that fails costs up to 20 ms."""
 Resolve = Callable[[tuple[int, ...], Settings, Device], Case]
 
