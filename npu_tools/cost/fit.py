@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from npu_tools.cost.kernels import MODELS, KernelModel, Params
+from npu_tools.cost.overheads import Overheads
 from npu_tools.cost.rows import MeasuredRow, rows_digest
 from npu_tools.cost.solve import Array, fit_positive
 
@@ -76,6 +77,7 @@ class Fitted:
     kernels: Mapping[str, KernelFit]
     digest: str
     left_out: Mapping[str, str]
+    overheads: Overheads | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -83,6 +85,7 @@ class Fitted:
             "label": "modelled",
             "digest": self.digest,
             "left_out": dict(self.left_out),
+            "overheads": asdict(self.overheads) if self.overheads else None,
             "kernels": {name: asdict(one) for name, one in self.kernels.items()},
         }
 
@@ -94,7 +97,9 @@ class Fitted:
             errors = {key: Errors(**one[key]) if one[key] else None for key in ("in_sample", "held_out")}
             fields: dict[str, Any] = {**one, **errors}
             kernels[name] = KernelFit(**fields)
-        return cls(kernels, str(data["digest"]), dict(data["left_out"]))
+        over = data.get("overheads")
+        overheads = Overheads.from_dict(over) if over else None
+        return cls(kernels, str(data["digest"]), dict(data["left_out"]), overheads)
 
 
 def features_of(model: KernelModel, rows: Sequence[MeasuredRow]) -> dict[str, Array]:
