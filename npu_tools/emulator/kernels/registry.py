@@ -13,11 +13,18 @@ from functools import cache
 
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.kernels import attention_calls, fill, gemm
+from npu_tools.emulator.kernels import activation, attention_calls, fill, gemm, gemv, rope
 from npu_tools.emulator.kernels.kernel import Call, ExternalKernel, Family, Surroundings, operand
 from npu_tools.errors import UnusableInput
 
-_FAMILIES: tuple[Family, ...] = (*gemm.FAMILIES, *fill.FAMILIES, *attention_calls.FAMILIES)
+_FAMILIES: tuple[Family, ...] = (
+    *gemm.FAMILIES,
+    *fill.FAMILIES,
+    *attention_calls.FAMILIES,
+    *gemv.FAMILIES,
+    *activation.FAMILIES,
+    *rope.FAMILIES,
+)
 
 
 def lookup(
