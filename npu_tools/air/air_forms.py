@@ -66,8 +66,9 @@ def kernel_arguments(reader: Reader) -> tuple[list[Parser.Argument], list[SSAVal
     reader.parse_punctuation(":")
     place = reader.pos
     types = reader.parse_comma_separated_list(reader.Delimiter.NONE, reader.parse_type)
-    if len(types) != len(operands):
+    if len(types) < len(operands):
         reader.raise_error(f"args has {len(operands)} values but {len(types)} types", place)
+    types = types[: len(operands)]  # upstream's parser ignores types past the last value
     arguments = [name.resolve(type) for name, type in zip(names, types, strict=True)]
     return arguments, list(reader.resolve_operands(operands, types, place))
 

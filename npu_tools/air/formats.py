@@ -9,7 +9,8 @@
 | `TN`, `TN*` | the type of slot N; the types of the list in slot N |
 | `TALL*` | the types of all operands, in order |
 | `R`, `R*` | the type of the result, of all results |
-| `R=N`, `R=index` | nothing: the result has the type of slot N, or a known type |
+| `R=N`, `R=index` | nothing: a result has the type of slot N, or a known type |
+| `F` | the types of all operands and results, `(T, T) -> T` |
 | `{}`, `attributes{}` | an optional attribute dictionary, in the second form after the keyword |
 | `@name`, `@name?`, `@@name` | a symbol as a reference, the same or none, a symbol that is defined, stored as that attribute |
 | `#name`, `#name:i32` | an attribute; an integer of that type |
@@ -53,8 +54,8 @@ class _Draft:
     slots: dict[int, list[UnresolvedOperand]] = field(default_factory=dict[int, list[UnresolvedOperand]])
     types: dict[int, Sequence[Attribute]] = field(default_factory=dict[int, Sequence[Attribute]])
     all_types: list[Attribute] | None = None
-    results: list[Attribute] = field(default_factory=list[Attribute])
-    same: list[int] = field(default_factory=list[int])
+    results: list[Attribute | int] = field(default_factory=list[Attribute | int])
+    """Types, or the slot whose type a result has."""
     attributes: dict[str, Attribute] = field(default_factory=dict[str, Attribute])
     regions: list[Region] = field(default_factory=list[Region])
     successors: list[Block] = field(default_factory=list[Block])
@@ -96,7 +97,7 @@ def _finish(reader: Reader, name: str, draft: _Draft) -> Operation:
         ]
     if draft.sized:
         draft.attributes[SEGMENT_SIZES] = segment_sizes(*(len(group) for group in groups))
-    results = draft.results or [groups[slot][0].type for slot in draft.same]
+    results = [groups[result][0].type if isinstance(result, int) else result for result in draft.results]
     operands = [value for group in groups for value in group]
     return reader.make(name, operands, results, draft.attributes, draft.regions, draft.successors)
 
@@ -150,11 +151,20 @@ def _step(word: str) -> _Step:
         return lambda reader, draft: draft.successors.extend(reader.parse_optional_successors() or ())
     if word == "sizes":
         return _sized
+    if word == "F":
+        return _function_step
     return lambda reader, draft: reader.expect_text(word)
 
 
 def _sized(reader: Reader, draft: _Draft) -> None:
     draft.sized = True
+
+
+def _function_step(reader: Reader, draft: _Draft) -> None:
+    draft.place = reader.pos
+    type = reader.parse_function_type()
+    draft.all_types = [*type.inputs.data]
+    draft.results.extend(type.outputs.data)
 
 
 def _operand_step(rest: str) -> _Step:
@@ -204,7 +214,7 @@ def _result_step(rest: str) -> _Step:
         return lambda reader, draft: draft.results.extend(reader.type_list())
     source = rest[1:]
     if source.isdigit():
-        return lambda reader, draft: draft.same.append(int(source))
+        return lambda reader, draft: draft.results.append(int(source))
     return lambda reader, draft: draft.results.append(KNOWN_TYPES[source])
 
 

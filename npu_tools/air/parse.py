@@ -16,7 +16,18 @@ from xdsl.context import Context
 from xdsl.ir import Dialect
 from xdsl.utils.exceptions import ParseError
 
-from npu_tools.air import affine_forms, air_forms, arith_forms, memref_forms, scf_forms, vector_forms
+from npu_tools.air import (
+    affine_forms,
+    aie_forms,
+    air_forms,
+    arith_forms,
+    linalg_forms,
+    llvm_gpu_forms,
+    memref_forms,
+    scf_forms,
+    transform_forms,
+    vector_forms,
+)
 from npu_tools.air.dialect import AIR
 from npu_tools.air.program import Program, line_starts, place_at
 from npu_tools.air.reader import Form, Reader
@@ -25,12 +36,27 @@ from npu_tools.errors import ProgramSyntaxError
 FORMS: dict[str, Form] = {
     **air_forms.FORMS,
     **affine_forms.FORMS,
+    **aie_forms.FORMS,
     **arith_forms.FORMS,
+    **linalg_forms.FORMS,
+    **llvm_gpu_forms.FORMS,
     **memref_forms.FORMS,
     **scf_forms.FORMS,
+    **transform_forms.FORMS,
     **vector_forms.FORMS,
 }
 """The custom forms that are read here rather than by xDSL, by op."""
+
+PREFIX_FORMS: dict[str, Form] = {**transform_forms.PREFIX_FORMS}
+"""The forms of all other ops whose name begins so, the longest prefix first."""
+
+
+def find_form(name: str) -> Form | None:
+    """How the custom form of that op is read here, None where that is left to xDSL or not known."""
+    if (form := FORMS.get(name)) is not None:
+        return form
+    return next((form for prefix, form in PREFIX_FORMS.items() if name.startswith(prefix)), None)
+
 
 XDSL_DIALECTS = {
     "affine": "affine.Affine",
@@ -60,7 +86,7 @@ def parse_program(text: str, name: str = "<program>") -> Program:
         ProgramSyntaxError: with line, column and the line itself.
     """
     try:
-        reader = Reader(new_context(), without_preamble(text), name, FORMS)
+        reader = Reader(new_context(), without_preamble(text), name, find_form)
         module = reader.read_module()
     except ParseError as fault:
         raise syntax_error(text, name, fault.msg, fault.span.start) from fault
@@ -91,6 +117,7 @@ def new_context() -> Context:
     for dialect, path in XDSL_DIALECTS.items():
         context.register_dialect(dialect, _xdsl_dialect(path))
     context.register_dialect("air", lambda: AIR)
+    context.register_dialect("transform", lambda: transform_forms.TRANSFORM)
     return context
 
 

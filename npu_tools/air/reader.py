@@ -10,6 +10,7 @@ What differs from xDSL's parser:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import cast
@@ -27,9 +28,10 @@ from xdsl.dialects.builtin import (
     UnitAttr,
     UnrankedMemRefType,
     UnrankedTensorType,
+    UnregisteredAttr,
     i64,
 )
-from xdsl.ir import Attribute, AttributeInvT, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, AttributeInvT, Block, Operation, ParametrizedAttribute, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.irdl import IRDLOperation, traits_def
 from xdsl.parser import AffineParser, ForwardDeclaredValue, Parser, UnresolvedOperand
@@ -44,6 +46,9 @@ Form = Callable[["Reader", str], Operation]
 
 MAX_REGION_DEPTH = 64
 """Regions nested deeper than any real program; deeper ones would exhaust the stack of recursive passes."""
+
+
+_NUMBERED = re.compile(r"(_\d+)+$")
 
 
 class NamedOp(Operation):
@@ -75,12 +80,12 @@ class SsaAffineParser(AffineParser):
 class Reader(Parser):
     """Reads one chunk of MLIR text into a module."""
 
-    def __init__(self, context: Context, text: str, name: str, forms: Mapping[str, Form]) -> None:
+    def __init__(self, context: Context, text: str, name: str, find_form: Callable[[str], Form | None]) -> None:
         super().__init__(context, text, name)
         self.offsets: dict[Operation, int] = {}
         self.result_count = 0
         """How many results the op being read is bound to; some custom forms depend on it."""
-        self._forms = forms
+        self._find_form = find_form
         self._op_stack: list[type[Operation]] = []
         self._outside: list[dict[str, tuple[SSAValue, ...]]] = []
         self._first_uses: dict[str, Span] = {}
@@ -142,9 +147,9 @@ class Reader(Parser):
 
     def _custom_form(self, name: str, span: Span) -> tuple[type[Operation], Callable[[], Operation]]:
         full = self._full_name(name)
-        if (form := self._forms.get(full)) is not None:
-            return self.op_type(full), lambda: form(self, full)
         op_type = self._known(full)
+        if (form := self._find_form(full)) is not None:
+            return self.op_type(full), lambda: form(self, full)
         if op_type is not None and any("parse" in vars(base) for base in op_type.__mro__ if base is not Operation):
             return op_type, lambda: op_type.parse(self)
         dialect, _, _ = full.partition(".")
@@ -155,11 +160,11 @@ class Reader(Parser):
         )
 
     def _full_name(self, name: str) -> str:
-        if name in self._forms or self._known(name) is not None:
+        if self._find_form(name) is not None or self._known(name) is not None:
             return name
         for dialect in reversed(self._parser_state.dialect_stack):
             candidate = f"{dialect}.{name}"
-            if candidate in self._forms or self._known(candidate) is not None:
+            if self._find_form(candidate) is not None or self._known(candidate) is not None:
                 return candidate
         return name
 
@@ -258,6 +263,13 @@ class Reader(Parser):
             return self.resolve_operand(self.parse_unresolved_operand(msg), type)
         return self.expect(self._parse_optional_operand_without_type, type or msg)
 
+    def _register_ssa_definition(self, name: str, values: Sequence[SSAValue], span: Span) -> None:
+        super()._register_ssa_definition(name, values, span)
+        # The printer numbers equal names (%c_0, %c_1); hints without those numbers print the same when read again.
+        hint = _NUMBERED.sub("", name)
+        for value in values:
+            value.name_hint = hint if SSAValue.is_valid_name(hint) else None
+
     def _refuse_undefined(self) -> None:
         if not self.forward_ssa_references:
             return
@@ -308,6 +320,19 @@ class Reader(Parser):
         if not self.at_text("<"):
             self.raise_error(f"'<' was expected, found {self.shown()}")
         return self._parse_dialect_symbol_body()
+
+    def dialect_type(self, name: str) -> Attribute:
+        """A dialect's type without parameters, `!gpu.async.token`, whether somebody declares it or not."""
+        kind = self.ctx.get_optional_type(name)
+        if kind is not None and issubclass(kind, UnregisteredAttr):
+            return kind(name, True, False, "")
+        assert kind is not None
+        assert issubclass(kind, ParametrizedAttribute)
+        return kind.new([])
+
+    def block_name(self) -> Block:
+        """`^bb1`."""
+        return self.parse_successor()
 
     def unit(self) -> UnitAttr:
         """The attribute of a bare keyword."""
