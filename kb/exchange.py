@@ -28,7 +28,7 @@ from kb.errors import FileInvalid, ImportRefused, RecordInvalid
 from kb.files import MAX_FILE_BYTES, dump_record, parse_record
 from kb.memory import Memory
 from kb.records import ID_PATTERN, Lesson, Record, record_from_dict, texts_of
-from kb.redact import instructions_in, redact
+from kb.redact import instructions_in, redact_value
 from kb.store import Event, Stored, fingerprint
 
 STANDING = "standing.jsonl"
@@ -181,26 +181,15 @@ def import_from(memory: Memory, source: Path, reviewed: bool = False) -> ImportR
 def _redacted(record: Record, removed: dict[str, int]) -> Record:
     """`record` fit to store: what another home failed to take out does not come in."""
     data = record.model_dump(mode="python")
-    cleaned = {key: value if key in ("id", "superseded_by") else _clean(value, removed) for key, value in data.items()}
+    cleaned = {
+        key: value if key in ("id", "superseded_by") else redact_value(value, removed) for key, value in data.items()
+    }
     if cleaned == data:
         return record
     try:
         return record_from_dict(cleaned)
     except RecordInvalid as error:
         raise ImportRefused(f"record {record.id!r} holds secrets where they cannot be taken out: {error}") from None
-
-
-def _clean(value: Any, removed: dict[str, int]) -> Any:
-    if isinstance(value, str):
-        result = redact(value)
-        for kind, count in result.removed.items():
-            removed[kind] = removed.get(kind, 0) + count
-        return result.text
-    if isinstance(value, list):
-        return [_clean(item, removed) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {_clean(key, removed): _clean(item, removed) for key, item in cast("dict[Any, Any]", value).items()}
-    return value
 
 
 def _take_standing(
@@ -218,7 +207,7 @@ def _take_standing(
                 store.replace(stored.record, "counted", {"seen": line["seen"]}, seen=line["seen"])
         elif line["origin"] not in known:
             known.add(line["origin"])
-            store.note(line["type"], record_id, {**_clean(line["data"], removed), "origin": line["origin"]})
+            store.note(line["type"], record_id, {**redact_value(line["data"], removed), "origin": line["origin"]})
             votes += line["type"] == "outcome"
     return votes
 

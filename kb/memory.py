@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from kb.lexical import Segment
 from kb.query import Query, read_query
 from kb.rank import Ranking
 from kb.records import ID_PATTERN, MAX_TEXT_CHARS, KernelRow, Lesson, Provenance, Record, record_from_dict, texts_of
-from kb.redact import instructions_in, redact
+from kb.redact import instructions_in, redact, redact_value
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
 from kb.store import Event, Store, Stored, fingerprint
@@ -280,7 +280,8 @@ class Memory:
             scores[candidate.record_id] = candidate.score * (0.6 + 0.8 * share)
             if self._flags(candidate.record_id):
                 scores[candidate.record_id] *= FLAGGED_SHARE
-        solid = self._solid(found, alone)
+        first = max(found.candidates, key=lambda c: scores[c.record_id], default=None)
+        solid = [] if first is None or self._reviewed(first.record_id) else self._solid(found, alone)
         if solid:
             marks = np.stack([c.matched for c in solid])
             lowest = min(scores[c.record_id] for c in solid)
@@ -300,8 +301,6 @@ class Memory:
         `alone` searches the shipped corpus by itself: many contributions change how rare a word is,
         and with it every confidence.
         """
-        if not found.candidates or self._reviewed(found.candidates[0].record_id):
-            return []
         judged = alone()
         likely = {
             candidate.record_id
@@ -686,7 +685,8 @@ def prepare(draft: Mapping[str, Any]) -> tuple[Lesson, dict[str, int], tuple[str
     """
     fields = {key: value for key, value in draft.items() if value not in (None, "", [], {})}
     removed: dict[str, int] = {}
-    clean = {key: _redacted(value, removed) for key, value in fields.items()}
+    longest = 10 * MAX_TEXT_CHARS  # no field takes so much: refused below, and never written
+    clean = {key: redact_value(value, removed, longest) for key, value in fields.items()}
     clean["kind"] = "lesson"
     clean["status"] = "observed"
     clean.setdefault("category", "process")
@@ -715,22 +715,6 @@ def _target(device: str) -> str:
         return device_target(device)
     except KbError as error:
         raise RecordInvalid(f"devices: {error}, or 'any'") from None
-
-
-def _redacted(value: Any, removed: dict[str, int]) -> Any:
-    if isinstance(value, str):
-        if len(value) > 10 * MAX_TEXT_CHARS:
-            return value  # no field takes so much: refused below, and never written
-        result = redact(value)
-        for kind, count in result.removed.items():
-            removed[kind] = removed.get(kind, 0) + count
-        return result.text
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[Any, Any]", value)
-        return {_redacted(key, removed): _redacted(item, removed) for key, item in pairs.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(item, removed) for item in cast("Sequence[Any]", value)]
-    return value
 
 
 def _title_from(fields: Mapping[str, Any]) -> str:

@@ -34,10 +34,17 @@ MAX_TEXT_CHARS = 20_000
 """Longest single text field. A lesson should stay under about 300 words in all."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
 def clean_text(value: str) -> str:
-    """Text as it is stored: `\\n` line ends, no control characters, no outer blank space."""
+    """Text as it is stored: `\\n` line ends, no control characters, no outer blank space.
+
+    Raises:
+        ValueError: half a surrogate pair, which no file and no database holds.
+    """
+    if not value.isascii() and _HALF_PAIR.search(value):
+        raise ValueError("half a surrogate pair; give the text as valid UTF-8")
     value = value.replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub("", value).strip()
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,26 @@ def redact(text: str) -> Redacted:
         if text == before:
             break
     return Redacted(text, dict(removed))
+
+
+def redact_value(value: Any, removed: dict[str, int], longest: int | None = None) -> Any:
+    """`value` with every text in it redacted, mapping keys too; what was taken out is added to `removed`.
+
+    A text of more than `longest` characters is left as it is: only for callers that refuse it afterwards.
+    """
+    if isinstance(value, str):
+        if longest is not None and len(value) > longest:
+            return value
+        result = redact(value)
+        for kind, count in result.removed.items():
+            removed[kind] = removed.get(kind, 0) + count
+        return result.text
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return {redact_value(key, removed, longest): redact_value(item, removed, longest) for key, item in pairs}
+    if isinstance(value, list | tuple):
+        return [redact_value(item, removed, longest) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def _pass(text: str, removed: Counter[str]) -> str:

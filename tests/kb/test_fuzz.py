@@ -105,6 +105,9 @@ def test_any_text_can_stand_for_an_id_a_note_or_a_client(
 
 
 @given(draft=st.one_of(wild, plausible), client=text)
+@example(draft={"symptom": "abc", "cause": "abc", "fix": "abc", "title": "\ud80000"}, client="")
+@example(draft={"symptom": "abc", "cause": "abc", "fix": "abc", "versions": {"\ud800a": "1"}}, client="")
+@example(draft={"symptom": "abc", "cause": "abc", "fix": "abc", "kernels": ["gemm \udfff"]}, client="\ud800")
 def test_any_draft_is_stored_readable_or_refused(shared: Memory, draft: dict[Any, Any], client: str) -> None:
     done = attempt(lambda: shared.contribute(draft, client))
     if not isinstance(done, KbError):

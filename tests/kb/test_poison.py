@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kb import Filters, Memory, open_memory
-from kb.errors import NotFound
+from kb.errors import NotFound, RecordInvalid
 from kb.records import Lesson
 from mcp_server import Config
 from mcp_server.replies import QUOTE_NOTE, brief_reply, explain_reply, record_reply
@@ -83,6 +83,18 @@ def test_ten_poisoned_near_copies_never_displace_the_documented_lesson(poisoned:
             assert answer.hits[0].reviewed
         # The guard: the copies do answer the query where only unreviewed records are asked for.
         assert poisoned.explain(record.symptom, Filters(status="observed")).hits[0].record.id in stored
+
+
+@pytest.mark.parametrize("voices", [0, 3, 40])
+def test_votes_alone_do_not_lift_a_near_copy_above_the_lesson_found_first(lexical_config: Config, voices: int) -> None:
+    with closing(open_memory(lexical_config.memory())) as memory:
+        record = memory.corpus.records["skills-lemonade-load-404"]
+        assert isinstance(record, Lesson)
+        copy = memory.contribute(near_copies(record)[7]).record_id
+        for number in range(voices):
+            memory.report_outcome(copy, helped=True, client=f"c{number}")
+        hits = memory.explain(record.symptom, limit=2).hits
+        assert [hit.record.id for hit in hits] == [record.id, copy]
 
 
 def test_a_wrong_lesson_that_did_not_help_sinks_below_the_right_one(memory: Memory) -> None:
@@ -181,6 +193,24 @@ def test_an_id_that_is_none_is_not_found(memory: Memory, name: str) -> None:
     str(caught.value).encode("utf-8")
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"title": "zork \ud800"},
+        {"also_seen_as": ["zork \udfff"]},
+        {"components": ["xrt\ud800"]},
+        {"versions": {"xrt\ud800": ">=2"}},
+        {"provenance": [{"evidence": "a log \ud800", "date": "2026-01-02"}]},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(memory: Memory, extra: dict[str, object]) -> None:
+    with pytest.raises(RecordInvalid, match="surrogate"):
+        memory.contribute({"symptom": "zork abc", "cause": "zork", "fix": "shrink", **extra})
+    assert memory.store is not None
+    assert memory.contribute({"symptom": "zork abc 🙂", "cause": "zork", "fix": "shrink", "title": "zork 🙂"}).record_id
 
 
 def test_nothing_a_contribution_says_becomes_a_file(memory: Memory, tmp_path: Path) -> None:

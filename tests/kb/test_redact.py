@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kb
-from kb.redact import instructions_in, redact
+from kb.redact import instructions_in, redact, redact_value
 
 HEX = "0123456789abcdef"
 ALNUM = string.ascii_letters + string.digits
@@ -172,6 +172,27 @@ def test_redacting_twice_takes_out_nothing_more(text: str) -> None:
     once = redact(text)
     twice = redact(once.text)
     assert twice.text == once.text
+
+
+TOKEN = "hf_" + made(34)
+
+
+def test_every_text_of_a_value_is_redacted_and_counted() -> None:
+    removed = {"home-path": 1}
+    value = {f"key {TOKEN}": [TOKEN, ("/home/ann/x", 3, None)], "plain": {"deep": {"er": TOKEN}}, 7: 1.5}
+    mark = "<redacted:huggingface-token>"
+    expected = {f"key {mark}": [mark, ["~/x", 3, None]], "plain": {"deep": {"er": mark}}, 7: 1.5}
+    assert redact_value(value, removed) == expected
+    assert removed == {"home-path": 2, "huggingface-token": 3}
+
+
+def test_only_a_caller_that_refuses_long_texts_leaves_them_unread() -> None:
+    long = TOKEN + " " * 100
+    removed: dict[str, int] = {}
+    assert redact_value({"a": [long], long: 1}, removed, longest=100) == {"a": [long], long: 1}
+    assert removed == {}
+    assert TOKEN not in str(redact_value({"a": [long], long: 1}, removed))
+    assert removed == {"huggingface-token": 2}
 
 
 CORPUS = Path(kb.__file__).parent / "corpus"
