@@ -47,7 +47,8 @@ class Ref(Protocol):
         ...
 
     def read(self) -> Array:
-        """Contents [gx|1, gy|1, *shape]: a view, never to be written. Notes elements nobody has written yet."""
+        """Contents [gx|1, gy|1, *shape]: a view, never to be written, and to be copied where it outlives the
+        instruction. Elements nobody has written yet are noted."""
         ...
 
     def write(self, values: Array | np.generic | float) -> None:

@@ -1,0 +1,229 @@
+"""What one run is made of: the program, its lowered bodies, memory, channels, counters, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+from xdsl.dialects import func, memref
+from xdsl.dialects.builtin import MemRefType
+from xdsl.ir import Operation, SSAValue
+
+from npu_tools.air import Place, Program
+from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp
+from npu_tools.emulator import control, hierarchy, memops
+from npu_tools.emulator.calls import Externals
+from npu_tools.emulator.channels import Channel
+from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, Touch, end_task
+from npu_tools.emulator.counters import Counters
+from npu_tools.emulator.effects import Effects
+from npu_tools.emulator.elements import dtype_of, memory_space, row_major, static_shape
+from npu_tools.emulator.memory import Buffer, MemRef, Pool, UnwrittenRead
+from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.ops import LOWERINGS
+from npu_tools.emulator.schedule import Limits, Scheduler
+from npu_tools.emulator.tasks import Task
+from npu_tools.emulator.trace import Recorder
+from npu_tools.emulator.types import Fault, Instruction, Lower
+from npu_tools.emulator.writers import Writers
+from npu_tools.findings import Finding, Severity
+
+Grouping = Literal["lifted", "per-tile"]
+
+CHANNEL_DEPTH = 1
+"""Transfers a channel holds before a core that puts has to wait."""
+MAX_POINTS = {"tile": 1 << 12, "iteration": 1 << 24}
+"""Sizes of a herd or segment, and of a launch, beyond which the sizes must be a mistake."""
+
+
+class Machine:
+    """One run's state. Lowering functions, the scheduler and op modules find everything here."""
+
+    def __init__(
+        self,
+        program: Program,
+        numerics: Numerics,
+        grouping: Grouping,
+        limits: Limits,
+        max_bytes: int,
+        trace: Recorder | None,
+    ) -> None:
+        self.program = program
+        self.numerics = numerics
+        self.grouping: Grouping = grouping
+        self.trace = trace
+        self.findings: list[Finding] = []
+        self.counters = Counters()
+        self.pool = Pool(max_bytes)
+        self.scheduler = Scheduler(limits, self._fault_in, self._unwritten_in)
+        self.parted = Signal()
+        self.writers = Writers(lambda fault, task: self._fault_in(fault, task))
+        self.functions: dict[str, func.FuncOp] = {f.sym_name.data: f for f in program.functions()}
+        self.declarations = program.declarations()
+        self.structured: dict[str, Structured] = {
+            **memops.STRUCTURED,
+            **control.STRUCTURED,
+            **hierarchy.STRUCTURED,
+        }
+        self.lowerings: dict[str, Lower] = {**LOWERINGS, **memops.LOWERINGS}
+        self.externals = Externals(self)
+        self.effects = Effects(self.externals.effects, self.functions)
+        self.globals: dict[str, memref.GlobalOp] = {}
+        self.channels: dict[str, Channel] = {}
+        self._buffers: dict[str, Buffer] = {}
+        self._codes: dict[Operation, Code] = {}
+        self._seen: set[tuple[str, int, int]] = set()
+        for op in program.module.walk():
+            if isinstance(op, memref.GlobalOp):
+                self.globals[op.sym_name.data] = op
+            elif isinstance(op, ChannelOp):
+                self.channels[op.sym_name] = Channel(
+                    op.sym_name,
+                    tuple(op.size),
+                    op.channel_type,
+                    tuple(op.broadcast_shape) if op.broadcast_shape else None,
+                    CHANNEL_DEPTH,
+                )
+
+    def place(self, op: Operation) -> Place | None:
+        """Where an op stands in the text."""
+        return self.program.where(op)
+
+    def describe(self, op: Operation) -> str:
+        """An op for messages: its kind, its name or channel, its line."""
+        place = self.place(op)
+        line = f" (line {place.line})" if place is not None else ""
+        if isinstance(op, Hierarchy):
+            name = f" @{op.sym_name}" if op.sym_name else ""
+            return f"{op.name.removeprefix('air.')}{name}{line}"
+        if isinstance(op, ChannelPutOp | ChannelGetOp):
+            return f"{op.name.removeprefix('air.')} @{op.chan_name}{line}"
+        return f"{op.name}{line}"
+
+    def max_points(self, op: Operation) -> int:
+        """The most tiles of a herd or segment, or iterations of a launch."""
+        return MAX_POINTS["iteration" if isinstance(op, LaunchOp) else "tile"]
+
+    def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Strides in elements of the buffer a value is given."""
+        _ = value
+        return row_major(shape)
+
+    def touches(self, op: Operation, builder: Builder) -> tuple[Touch, ...]:
+        """The registers of the memrefs an op touches, and whether it writes them."""
+        return tuple((builder.slot(value), effect[1]) for value, effect in self.effects.of_op(op))
+
+    def external_call(self, op: func.CallOp, symbol: str, builder: Builder) -> Instruction:
+        """The instruction of a call to an external kernel."""
+        return self.externals.instruction(op, symbol, builder)
+
+    def body_code(self, op: Hierarchy) -> Code:
+        """The lowered body of a launch, segment or herd."""
+        found = self._codes.get(op)
+        if found is None:
+            found = self.lower_body(op.body.block.args, op, self.describe(op), soft=not isinstance(op, HerdOp))
+            self._codes[op] = found
+        return found
+
+    def lower_body(self, arguments: Sequence[SSAValue], op: Operation, name: str, *, soft: bool) -> Code:
+        """Lower the one block of an op's region."""
+        code = Code(name)
+        code.regions.append(Region(-1, 0))
+        builder = Builder(self, code, soft=soft, op=op)
+        code.arguments = [builder.slot(argument) for argument in arguments]
+        regions = op.regions[0].blocks
+        if len(regions) != 1:
+            raise Fault(
+                "unsupported-op",
+                f"{op.name} has {len(regions)} blocks; only structured control flow is executed",
+                "use scf.for, scf.if and scf.while instead of cf.br and cf.cond_br",
+            )
+        builder.block(regions[0])
+        builder.op = op
+        code.regions[0].end = builder.here()
+        builder.emit(cast("Instruction", _end_of(builder.here())))
+        return code
+
+    def global_buffer(self, symbol: str, declared: memref.GlobalOp) -> Buffer:
+        """The storage of a module constant."""
+        found = self._buffers.get(symbol)
+        if found is None:
+            kind = cast("MemRefType[Any]", declared.type)
+            shape = static_shape(kind)
+            found = Buffer(f"@{symbol}", kind.element_type, shape, memory_space(kind), self.pool)
+            contents = memops.global_contents(declared)
+            if contents is not None:
+                values = np.ascontiguousarray(contents, dtype=dtype_of(kind.element_type))
+                MemRef(found, shape, row_major(shape)).write(values.reshape(1, 1, *shape))
+            self._buffers[symbol] = found
+        return found
+
+    def blame(self, fault: Fault, op: Operation, severity: Severity = "error") -> None:
+        """Make a finding of a fault at an op, once for each place and code."""
+        place = self.place(op)
+        line, column = (place.line, place.column) if place is not None else (None, None)
+        key = (fault.code, line or 0, column or 0)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.findings.append(
+            Finding(
+                severity,
+                fault.code,
+                fault.message,
+                op=op.name,
+                line=line,
+                column=column,
+                diagnostic=fault.diagnostic,
+                remedy=fault.remedy,
+            )
+        )
+
+    def _fault_in(self, fault: Fault, task: Task) -> None:
+        op = task.code.ops[task.pc] or self.program.module
+        labelled = Fault(fault.code, f"{task.label}: {fault.message}", fault.remedy, diagnostic=fault.diagnostic)
+        self.blame(labelled, op)
+
+    def _unwritten_in(self, read: UnwrittenRead, task: Task) -> None:
+        ref = read.ref
+        count, total = ref.poison()
+        self._fault_in(
+            Fault(
+                "uninitialised-read",
+                f"{count} of {total} elements read from {ref.buffer.name} were never written; they are "
+                f"{'NaN' if ref.array().dtype.kind == 'f' else 'the byte 0xAA repeated'} from here on",
+                "write the buffer first: fill it, or let a DMA or channel.get cover the whole of what is read",
+            ),
+            task,
+        )
+
+    def noted_depth(self, task: Task) -> None:
+        """A channel had to hold more transfers than it does by itself."""
+        op = task.code.ops[task.pc]
+        if op is None or task.wait is None or not task.wait.streams:
+            return
+        stream = task.wait.streams[0]
+        self.blame(
+            Fault(
+                "channel-depth",
+                f"{task.label}: the design only goes on if channel @{stream.channel}{list(stream.index)} holds "
+                f"{len(stream.chunks) + 1} transfers at once",
+                "let the receiver take them before the next put; a core's ping-pong buffers hold two at most",
+            ),
+            op,
+            "warning",
+        )
+
+
+def _end_of(pc: int) -> Any:
+    """The end of a body, where also the lanes that parted in its outermost region meet."""
+    from npu_tools.emulator.code import ARRIVED, END
+
+    def end(frame: Any) -> Any:
+        return ARRIVED if frame.join == pc else END
+
+    return end
+
+
+_ = end_task

@@ -1,0 +1,268 @@
+"""air.dma_memcpy_nd, air.channel.put and air.channel.get as instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from xdsl.ir import Operation
+
+from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp
+from npu_tools.emulator.channels import Channel, Chunk, Stream, lane_indices
+from npu_tools.emulator.code import Builder
+from npu_tools.emulator.elements import bits_of, memory_space
+from npu_tools.emulator.memops import memref_type
+from npu_tools.emulator.memory import LEVELS, MemRef
+from npu_tools.emulator.tasks import Task, Wait
+from npu_tools.emulator.types import Array, Fault, Instruction
+from npu_tools.emulator.windows import Pads, compile_window, move, padded
+
+
+def pads_of(op: DmaMemcpyNdOp | ChannelPutOp) -> Pads | None:
+    """Padding of a source window, None where there is none."""
+    before, behind = op.pad_before, op.pad_after
+    if not before and not behind:
+        return None
+    length = max(len(before or ()), len(behind or ()))
+    return tuple(before or (0,) * length), tuple(behind or (0,) * length)
+
+
+def dma_instruction(op: DmaMemcpyNdOp, builder: Builder) -> Instruction:
+    """A strided copy."""
+    source, target = memref_type(op.src), memref_type(op.dst)
+    if source.element_type != target.element_type:
+        raise Fault(
+            "type-mismatch",
+            f"a DMA copies bytes and cannot turn {source.element_type} into {target.element_type}",
+            "convert on a core, with arith.truncf or arith.extf",
+        )
+    find_source = compile_window(builder, op.src, op.src_window, "the source window")
+    find_target = compile_window(builder, op.dst, op.dst_window, "the destination window")
+    pads = pads_of(op)
+    levels = (LEVELS.get(memory_space(source), "L3"), LEVELS.get(memory_space(target), "L3"))
+    machine = builder.machine
+    moved = machine.counters.dma_bits
+    bits = bits_of(source.element_type)
+
+    def dma(frame: Any) -> None:
+        regs = frame.regs
+        destination = find_target(regs)
+        count = move(find_source(regs), destination, pads) * frame.gx * frame.gy * bits
+        moved[levels] = moved.get(levels, 0) + count
+        if destination.buffer.lanes == (1, 1) and not frame.soft:
+            machine.writers.wrote(cast("Task", frame), destination)
+        if machine.trace is not None:
+            machine.trace.moved(cast("Task", frame), levels, count // 8)
+
+    return dma
+
+
+def channel_of(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Channel:
+    """The declared channel.
+
+    Raises:
+        Fault: none of that name is declared.
+    """
+    channel = builder.machine.channels.get(op.chan_name)
+    if channel is None:
+        declared = ", ".join(f"@{name}" for name in builder.machine.channels) or "none"
+        raise Fault(
+            "unknown-symbol",
+            f"no air.channel @{op.chan_name} is declared (declared: {declared})",
+            f'add "air.channel"() {{sym_name = "{op.chan_name}"}} : () -> () to the module',
+        )
+    element = memref_type(op.memref).element_type
+    if channel.element_type is None:
+        channel.element_type = element
+    elif channel.element_type != element:
+        raise Fault(
+            "type-mismatch",
+            f"channel @{op.chan_name} carries {channel.element_type} elsewhere and {element} here",
+            "put and get memrefs of one element type",
+        )
+    return channel
+
+
+Positions = Callable[[Any], "list[tuple[int, ...]]"]
+
+
+def compile_indices(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Positions:
+    """The channel index of each lane; one entry where all lanes share it."""
+    slots = [builder.slot(index) for index in op.indices]
+    if not slots:
+        return lambda _: [()]
+    return lambda frame: lane_indices([frame.regs[slot] for slot in slots], frame.gx, frame.gy)
+
+
+def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
+    """Send a window. Cores wait while the channel holds its depth of transfers; launches and segments do not."""
+    channel = channel_of(op, builder)
+    positions = compile_indices(op, builder)
+    find = compile_window(builder, op.memref, op.window, "the window")
+    pads = pads_of(op)
+    machine = builder.machine
+    scheduler = machine.scheduler
+    level = LEVELS.get(memory_space(memref_type(op.memref)), "L3")
+    bits = bits_of(memref_type(op.memref).element_type)
+    sent = machine.counters.channel_bits
+
+    def put(frame: Any) -> Any:
+        task = cast("Task", frame)
+        where = positions(frame)
+        groups = [channel.targets(index) for index in where]
+        if len(groups) == 1 and task.gx * task.gy > 1:
+            groups = groups * (task.gx * task.gy)
+        if not task.soft and any(stream.full for group in groups for stream in group):
+            return _room(task, channel, groups)
+        window = find(task.regs)
+        values, mask = (window.array(), window.unwritten_part()) if pads is None else padded(window, pads)
+        count = int(np.prod(values.shape[2:]))
+        flat = _flat_copy(values, count)
+        masks = None if mask is None else _flat_copy(mask, count)
+        for lane, group in enumerate(groups):
+            x, y = divmod(lane, task.gy)
+            data = _lane(flat, x, y)
+            unwritten = None if masks is None else _lane(masks, x, y)
+            for stream in group:
+                stream.push(Chunk(data, unwritten, clock=task.clock))
+                if stream.receivers:
+                    scheduler.wake(stream.receivers)
+        total = count * len(groups) * bits
+        sent[channel.name, level] = sent.get((channel.name, level), 0) + total
+        if machine.trace is not None:
+            machine.trace.sent(task, channel.name, where, total // 8)
+        return None
+
+    return put
+
+
+def _flat_copy(values: Array, count: int) -> Array:
+    flat = np.empty((*values.shape[:2], count), values.dtype)
+    flat.reshape(values.shape)[...] = values
+    return flat
+
+
+def _lane(values: Array, x: int, y: int) -> Array:
+    return values[x if values.shape[0] > 1 else 0, y if values.shape[1] > 1 else 0]
+
+
+def _room(task: Task, channel: Channel, groups: list[list[Stream]]) -> Wait:
+    free = np.array([not any(stream.full for stream in group) for group in groups]).reshape(task.gx, task.gy)
+    full = [stream for group in groups for stream in group if stream.full]
+
+    def detail() -> str:
+        stream = full[0]
+        return (
+            f"room in channel @{channel.name}{list(stream.index)}, which holds {len(stream.chunks)} transfers that "
+            f"nobody has taken ({stream.puts} puts, {stream.gets} gets)"
+        )
+
+    return Wait("put", [stream.senders for stream in full], detail, ready=free if free.any() else None, streams=full)
+
+
+def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
+    """Receive into a window: waits until as many elements as it holds have come."""
+    channel = channel_of(op, builder)
+    positions = compile_indices(op, builder)
+    find = compile_window(builder, op.memref, op.window, "the window")
+    machine = builder.machine
+    scheduler = machine.scheduler
+    level = LEVELS.get(memory_space(memref_type(op.memref)), "L3")
+    bits = bits_of(memref_type(op.memref).element_type)
+    received = machine.counters.channel_bits
+    builder_soft = builder.soft
+
+    def get(frame: Any) -> Any:
+        task = cast("Task", frame)
+        window = find(task.regs)
+        count = window.size
+        where = positions(frame)
+        if len(where) == 1:
+            stream = channel.stream(where[0])
+            lanes = task.gx * task.gy
+            if stream.available < count * lanes:
+                return _data(task, channel, [stream] * lanes, count, builder_soft)
+            streams = [stream] * lanes
+        else:
+            streams = [channel.stream(index) for index in where]
+            needed: dict[int, int] = {}
+            for stream in streams:
+                needed[id(stream)] = needed.get(id(stream), 0) + count
+            if any(stream.available < needed[id(stream)] for stream in streams):
+                return _data(task, channel, streams, count, builder_soft)
+        _receive(task, window, streams, count)
+        for stream in streams:
+            if stream.senders:
+                scheduler.wake(stream.senders)
+        total = count * len(streams) * bits
+        received[level, channel.name] = received.get((level, channel.name), 0) + total
+        if window.buffer.lanes == (1, 1) and not task.soft:
+            machine.writers.wrote(task, window)
+        if machine.trace is not None:
+            machine.trace.received(task, channel.name, where, total // 8)
+        return None
+
+    return get
+
+
+def _receive(task: Task, window: MemRef, streams: list[Stream], count: int) -> None:
+    taken = [stream.take(count) for stream in streams]
+    task.clock = max(task.clock, *(clock for _, _, clock in taken))
+    first = taken[0][0]
+    no_mask = all(mask is None for _, mask, _ in taken)
+    if all(data is first for data, _, _ in taken) and no_mask:
+        window.write(first.reshape(1, 1, *window.shape))
+        return
+    values = np.empty((task.gx, task.gy, count), first.dtype)
+    flat = values.reshape(-1, count)
+    for lane, (data, _, _) in enumerate(taken):
+        flat[lane] = data
+    unwritten: Array | None = None
+    if not no_mask:
+        unwritten = np.zeros(values.shape, np.bool_)
+        masks = unwritten.reshape(-1, count)
+        for lane, (_, mask, _) in enumerate(taken):
+            if mask is not None:
+                masks[lane] = mask
+        unwritten = unwritten.reshape(task.gx, task.gy, *window.shape)
+    window.write(values.reshape(task.gx, task.gy, *window.shape), unwritten)
+
+
+def _data(task: Task, channel: Channel, streams: list[Stream], count: int, soft: bool) -> Wait:
+    left = {id(stream): stream.available for stream in streams}
+    ready: list[bool] = []
+    for stream in streams:
+        enough = left[id(stream)] >= count
+        if enough:
+            left[id(stream)] -= count
+        ready.append(enough)
+    lacking = [stream for stream, enough in zip(streams, ready, strict=True) if not enough]
+    mask = np.array(ready).reshape(task.gx, task.gy)
+
+    def detail() -> str:
+        stream = lacking[0]
+        return (
+            f"{count} elements from channel @{channel.name}{list(stream.index)}, where {stream.available} are "
+            f"({stream.puts} puts of {stream.put_elements} elements, {stream.gets} gets of {stream.get_elements})"
+        )
+
+    return Wait(
+        "get",
+        [stream.receivers for stream in lacking],
+        detail,
+        ready=mask if mask.any() else None,
+        soft=soft,
+        streams=lacking,
+        needed=count,
+    )
+
+
+def memory_op(op: Operation, builder: Builder) -> Instruction:
+    """The instruction of a data movement op."""
+    if isinstance(op, DmaMemcpyNdOp):
+        return dma_instruction(op, builder)
+    if isinstance(op, ChannelPutOp):
+        return put_instruction(op, builder)
+    assert isinstance(op, ChannelGetOp), "only data movement ops come here"
+    return get_instruction(op, builder)

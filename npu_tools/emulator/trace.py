@@ -1,0 +1,118 @@
+"""A record of a run for pictures: what each tile and channel did when, in modelled time, and what memory it used.
+
+Times are modelled from bytes and multiply-accumulates with round rates, enough for the order and the shape of a
+timeline, and are no prediction: that is the cost model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from npu_tools.emulator.memory import LEVELS, Buffer
+from npu_tools.emulator.tasks import Task
+
+BYTES_PER_US = 16_000.0
+"""One stream moves 4 bytes a cycle at about 1 GHz; four beside each other is what a tile sees at best."""
+MACS_PER_US = 128_000.0
+"""A core makes in the order of 128 bf16 multiply-accumulates a cycle."""
+CALL_US = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took from `start` to `end` (modelled µs).
+
+    `who` is a body with its tiles, `kind` one of dma, put, get, kernel; `what` the levels, channel or symbol.
+    """
+
+    who: str
+    x: int
+    y: int
+    nx: int
+    ny: int
+    kind: str
+    what: str
+    start: float
+    end: float
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The bytes a body's buffers took at one level from a moment on, for each of its tiles."""
+
+    who: str
+    level: str
+    x: int
+    y: int
+    nx: int
+    ny: int
+    at: float
+    live_bytes: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """Events and memory use in the order they happened; `truncated` counts those beyond the limit."""
+
+    events: list[Event] = field(default_factory=list[Event])
+    uses: list[Use] = field(default_factory=list[Use])
+    truncated: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Fills a trace."""
+
+    trace: Trace = field(default_factory=Trace)
+    limit: int = 200_000
+    _live: dict[tuple[Any, ...], int] = field(default_factory=dict["tuple[Any, ...]", int])
+
+    def _event(self, task: Task, kind: str, what: str, duration: float, amount: int) -> None:
+        start = task.clock
+        task.clock = start + duration
+        if len(self.trace.events) >= self.limit:
+            self.trace.truncated += 1
+            return
+        at = task.at
+        self.trace.events.append(
+            Event(task.code.name, at.x0, at.y0, at.nx, at.ny, kind, what, start, task.clock, amount)
+        )
+
+    def moved(self, task: Task, levels: tuple[str, str], count: int) -> None:
+        """A DMA of `count` bytes over all lanes."""
+        each = count / (task.gx * task.gy)
+        self._event(task, "dma", f"{levels[0]}->{levels[1]}", each / BYTES_PER_US, count)
+
+    def sent(self, task: Task, channel: str, where: list[tuple[int, ...]], count: int) -> None:
+        """A put of `count` bytes over all lanes."""
+        _ = where
+        self._event(task, "put", channel, count / (task.gx * task.gy) / BYTES_PER_US, count)
+
+    def received(self, task: Task, channel: str, where: list[tuple[int, ...]], count: int) -> None:
+        """A get of `count` bytes over all lanes."""
+        _ = where
+        self._event(task, "get", channel, count / (task.gx * task.gy) / BYTES_PER_US, count)
+
+    def called(self, task: Task, symbol: str, macs: int) -> None:
+        """A kernel call."""
+        self._event(task, "kernel", symbol, CALL_US + macs / MACS_PER_US, macs)
+
+    def allocated(self, task: Task, buffer: Buffer) -> None:
+        """A buffer came to life."""
+        self._use(task, buffer, buffer.device_bytes)
+
+    def freed(self, task: Task, buffer: Buffer) -> None:
+        """A buffer's life ended."""
+        self._use(task, buffer, -buffer.device_bytes)
+
+    def _use(self, task: Task, buffer: Buffer, change: int) -> None:
+        level = LEVELS.get(buffer.space, "L3")
+        at = task.at
+        key = (task.code.name, level, at)
+        self._live[key] = self._live.get(key, 0) + change
+        if len(self.trace.uses) < self.limit:
+            self.trace.uses.append(Use(task.code.name, level, at.x0, at.y0, at.nx, at.ny, task.clock, self._live[key]))
+        else:
+            self.trace.truncated += 1
