@@ -6,9 +6,10 @@ fitted.kernels["gemm"].params["ddr_gbps"], fitted.kernels["gemm"].held_out.mape
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -89,6 +90,10 @@ class Fitted:
             "kernels": {name: asdict(one) for name, one in self.kernels.items()},
         }
 
+    def as_json(self) -> str:
+        """The text of fitted.json; the same for the same rows."""
+        return json.dumps(_rounded(self.as_dict()), indent=1, sort_keys=True) + "\n"
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Fitted:
         """What `as_dict` gave."""
@@ -100,6 +105,15 @@ class Fitted:
         over = data.get("overheads")
         overheads = Overheads.from_dict(over) if over else None
         return cls(kernels, str(data["digest"]), dict(data["left_out"]), overheads)
+
+
+def _rounded(value: object) -> object:
+    """Floats to six digits, so that the last bits of another processor do not show."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(v) for key, v in cast("Mapping[str, object]", value).items()}
+    return value
 
 
 def features_of(model: KernelModel, rows: Sequence[MeasuredRow]) -> dict[str, Array]:

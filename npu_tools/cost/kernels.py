@@ -274,12 +274,12 @@ def _attention_describe(shape: Mapping[str, int], settings: Settings) -> dict[st
     return {
         "steps": float(steps),
         "keys": float(keys),
-        "key_bytes": 2.0 * unroll * keys * (dim + dim / chunks),
+        "key_bytes": 2.0 * keys * (dim + dim / chunks),
     }
 
 
 def _attention_parts(p: Params, f: Features) -> Parts:
-    """Each step of the launch re-streams all keys and values for one block of queries of two heads."""
+    """Each step of the launch re-streams all keys and values for one block of queries; heads side by side in parallel."""
     return {
         DISPATCH: p["dispatch_us"] + 0.0 * f["steps"],
         "steps": f["steps"] * p["step_us"],
@@ -290,7 +290,7 @@ def _attention_parts(p: Params, f: Features) -> Parts:
 
 FLASH_ATTENTION = KernelModel(
     kernel="flash_attention",
-    start={"dispatch_us": 600.0, "step_us": 30.0, "key_ns": 25.0, "stream_gbps": 60.0},
+    start={"dispatch_us": 600.0, "step_us": 30.0, "key_ns": 25.0, "stream_gbps": 30.0},
     describe=_attention_describe,
     parts=_attention_parts,
     flops=lambda s: 4.0 * s["heads"] * s["seq_q"] * s["seq_kv"] * s["head_dim"],
