@@ -70,7 +70,7 @@ def comparison(predicates: tuple[str, ...]) -> Form:
 
     def form(reader: Reader, name: str) -> Operation:
         place = reader.pos
-        word = reader.parse_identifier()
+        word = reader.parse_optional_str_literal() or reader.parse_identifier()
         if word not in predicates:
             reader.raise_error(f"'{word}' is no predicate of {name}; there are {', '.join(predicates)}", place)
         reader.parse_punctuation(",")

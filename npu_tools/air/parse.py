@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import cast
 
 from xdsl.context import Context
-from xdsl.ir import Dialect
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Dialect, Operation
 from xdsl.utils.exceptions import ParseError
 
 from npu_tools.air import (
@@ -79,18 +80,63 @@ XDSL_DIALECTS = {
 """Module and name, in xdsl.dialects, of the dialects read with xDSL's classes."""
 
 
-def parse_program(text: str, name: str = "<program>") -> Program:
+MAX_CHARACTERS = 8 << 20
+"""The longest text that is read; the largest programs known have some hundred thousand characters."""
+
+_SPLIT = re.compile(r"^[ \t]*// -----[^\n]*$", re.MULTILINE)
+_BLANK = re.compile(r"(?:\s|//[^\n]*)*")
+
+
+def parse_program(text: str, name: str = "<program>", *, max_characters: int = MAX_CHARACTERS) -> Program:
     """The program that `text` holds; `name` is what errors call it.
+
+    A file of several programs, split by lines `// -----` as upstream's tests are, becomes a module of modules.
 
     Raises:
         ProgramSyntaxError: with line, column and the line itself.
     """
+    if len(text) > max_characters:
+        message = f"the text has {len(text)} characters, more than the {max_characters} that are read"
+        raise ProgramSyntaxError(f"{message}; split it into one file a program", name=name, line=1, column=1)
+    offsets: dict[Operation, int] = {}
+    modules: list[ModuleOp] = []
+    resources: list[str] = []
+    for start, chunk in chunks(text):
+        reader = _read(text, name, start, chunk)
+        modules.append(reader.module)
+        resources += reader.resources
+        offsets[reader.module] = start
+        offsets.update((op, start + offset) for op, offset in reader.offsets.items())
+    if not modules:
+        raise ProgramSyntaxError("there is no operation in the text", name=name, line=1, column=1)
+    module = modules[0] if len(modules) == 1 else ModuleOp([*modules])
+    offsets.setdefault(module, 0)
+    return Program(module, text, name, offsets, tuple(resources))
+
+
+def chunks(text: str) -> list[tuple[int, str]]:
+    """The programs of a text with the offset of each; parts without anything but comments are left out."""
+    edges = [0, *(edge for mark in _SPLIT.finditer(text) for edge in mark.span()), len(text)]
+    parts = [(start, text[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return [(start, part) for start, part in parts if not _BLANK.fullmatch(part)]
+
+
+def _read(text: str, name: str, start: int, chunk: str) -> Reader:
+    reader: Reader | None = None
     try:
-        reader = Reader(new_context(), without_preamble(text), name, find_form)
-        module = reader.read_module()
+        reader = Reader(new_context(), without_preamble(chunk), name, find_form)
+        reader.read_module()
     except ParseError as fault:
-        raise syntax_error(text, name, fault.msg, fault.span.start) from fault
-    return Program(module, text, name, reader.offsets)
+        raise syntax_error(text, name, fault.msg, start + fault.span.start) from fault
+    except RecursionError as fault:
+        place = start if reader is None else start + reader.pos
+        raise syntax_error(text, name, "types, attributes or expressions are nested too deep here", place) from fault
+    except Exception as fault:
+        # xDSL's dialects refuse text with whatever their constructors raise (ValueError, VerifyException, KeyError, …).
+        place = start if reader is None else start + reader.pos
+        reason = str(fault).strip().splitlines() or [type(fault).__name__]
+        raise syntax_error(text, name, f"what stands before this place is refused: {reason[0][:300]}", place) from fault
+    return reader
 
 
 def without_preamble(text: str) -> str:

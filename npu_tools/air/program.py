@@ -34,6 +34,8 @@ class Program:
     text: str
     name: str
     offsets: Mapping[Operation, int] = field(repr=False, default_factory=dict[Operation, int])
+    resources: tuple[str, ...] = ()
+    """The text of `{-# … #-}` sections: constants kept outside the ops."""
 
     @cached_property
     def _line_starts(self) -> list[int]:
@@ -63,7 +65,7 @@ class Program:
         """The program in MLIR's generic form; parsing it again gives the same text."""
         stream = StringIO()
         Printer(stream, print_generic_format=True).print_op(self.module)
-        return stream.getvalue() + "\n"
+        return "\n".join((stream.getvalue(), *self.resources)) + "\n"
 
 
 def line_starts(text: str) -> list[int]:

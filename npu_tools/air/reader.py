@@ -32,20 +32,22 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import Attribute, AttributeInvT, Block, Operation, ParametrizedAttribute, Region, SSAValue
-from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.ir.affine import AffineMap
 from xdsl.irdl import IRDLOperation, traits_def
-from xdsl.parser import AffineParser, ForwardDeclaredValue, Parser, UnresolvedOperand
+from xdsl.parser import ForwardDeclaredValue, Parser, UnresolvedOperand
 from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from npu_tools.air.attribute_reader import AttributeReader, SsaAffineParser
 from npu_tools.air.dialect import AirOp
+from npu_tools.air.names import Names
 
 Form = Callable[["Reader", str], Operation]
 """Reads what follows an op's name in its custom form; gets the reader and the name."""
 
-MAX_REGION_DEPTH = 64
-"""Regions nested deeper than any real program; deeper ones would exhaust the stack of recursive passes."""
+MAX_REGION_DEPTH = 48
+"""Regions nested deeper than any real program; deeper ones would exhaust the stack here or in later passes."""
 
 
 _NUMBERED = re.compile(r"(_\d+)+$")
@@ -64,24 +66,14 @@ def named_op(name: str) -> type[Operation]:
     return type("NamedOp_" + name.replace(".", "_"), (NamedOp,), {"name": name, "__doc__": f"`{name}`, by name alone."})
 
 
-class SsaAffineParser(AffineParser):
-    """Affine expressions over SSA values outside brackets."""
-
-    def expressions(self, *, many: bool) -> tuple[list[AffineExpr], list[Span]]:
-        """The expressions, with symbols for the values, and where each value is first named."""
-        primary, _, spans = self._get_parse_optional_ssa_value()
-        if many:
-            results = self.parse_comma_separated_list(self.Delimiter.PAREN, lambda: self._parse_affine_expr(primary))
-        else:
-            results = [self._parse_affine_expr(primary)]
-        return results, spans
-
-
-class Reader(Parser):
+class Reader(AttributeReader):
     """Reads one chunk of MLIR text into a module."""
 
     def __init__(self, context: Context, text: str, name: str, find_form: Callable[[str], Form | None]) -> None:
         super().__init__(context, text, name)
+        self.ssa_values = Names()
+        self.module = ModuleOp([])
+        self.resources: list[str] = []
         self.offsets: dict[Operation, int] = {}
         self.result_count = 0
         """How many results the op being read is bound to; some custom forms depend on it."""
@@ -93,22 +85,29 @@ class Reader(Parser):
 
     # -- operations
 
-    def read_module(self) -> ModuleOp:
-        """The whole text as a module; ops that stand alone are put into one."""
+    def read_module(self) -> None:
+        """Read the whole text into `module`; ops that stand alone are put into one."""
         ops: list[Operation] = []
         while self._current_token.kind != MLIRTokenKind.EOF:
             if self._current_token.kind in (MLIRTokenKind.HASH_IDENT, MLIRTokenKind.EXCLAMATION_IDENT):
                 self._parse_alias_def()
             elif self._current_token.kind == MLIRTokenKind.FILE_METADATA_BEGIN:
-                self._parse_file_metadata_dictionary()
+                self._keep_resources()
             elif (op := self.parse_optional_operation()) is not None:
                 ops.append(op)
             else:
                 self.raise_error(f"an operation was expected, found {self.shown()}")
         self._refuse_undefined()
-        if len(ops) == 1 and isinstance(ops[0], ModuleOp):
-            return ops[0]
-        return ModuleOp(ops)
+        self.module = ops[0] if len(ops) == 1 and isinstance(ops[0], ModuleOp) else ModuleOp(ops)
+
+    def _keep_resources(self) -> None:
+        content = self.lexer.input.content
+        start = self.pos
+        end = content.find("#-}", start)
+        if end < 0:
+            self.raise_error("this section of resources never ends; '#-}' is missing", start)
+        self.resources.append(content[start : end + 3])
+        self._resume_from(end + 3)
 
     def parse_operation(self) -> Operation:
         """One operation, in generic or custom form, with its results bound."""
@@ -232,7 +231,7 @@ class Reader(Parser):
             region = super().parse_optional_region(arguments)
         else:
             values, forward, uses = self.ssa_values, self.forward_ssa_references, self._first_uses
-            self.ssa_values, self.forward_ssa_references, self._first_uses = {}, {}, {}
+            self.ssa_values, self.forward_ssa_references, self._first_uses = Names(), {}, {}
             self._outside.append(values)
             region = super().parse_optional_region(arguments)
             self._refuse_undefined()
@@ -291,10 +290,6 @@ class Reader(Parser):
     def at_symbol(self) -> bool:
         """Whether a symbol comes next."""
         return self._current_token.kind == MLIRTokenKind.AT_IDENT
-
-    def at_text(self, text: str) -> bool:
-        """Whether this word or punctuation comes next."""
-        return self._current_token.text == text
 
     def expect_text(self, text: str) -> None:
         """This word or punctuation, or an error that shows what stands there."""
