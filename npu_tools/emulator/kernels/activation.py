@@ -16,9 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from npu_tools.emulator.kernels.flash_attention import table_exp
-from npu_tools.emulator.kernels.gemv import write_part
 from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
-from npu_tools.emulator.kernels.lanes import flat, uniform
+from npu_tools.emulator.kernels.lanes import flat, uniform, write_part
 from npu_tools.emulator.kernels.sums import running_sum, tree_sum
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.rounding import round_bf16

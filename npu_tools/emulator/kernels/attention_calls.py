@@ -7,6 +7,7 @@ delivered interleaved: [dk/8, 2, lqp/8, 8, 8].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -73,10 +74,16 @@ def _family(
             _rounding_text(kernels.build),
             accumulators=accumulators,
             source=f"mlir-air programming_examples/{kernels.build.source}",
+            macs=_macs(call) if accumulators else 0,
         )
 
     source = "mlir-air programming_examples/flash_attention/*/attn*.cc"
     return Family(name or symbol, symbol, examples or (symbol,), source, takes, build)
+
+
+def _macs(call: Call) -> int:
+    """Products of two tiles into a third: the square root of their sizes' product."""
+    return math.isqrt(math.prod(operand.size for operand in call.operands[:3]))
 
 
 def _zero(call: Call, kernels: Kernels) -> Run:

@@ -2,8 +2,8 @@
 
 Read in mlir-air zero.cc (every example has its own), matrix_multiplication/bf16_in_bf16_out/mm_aie2p.cc (zero_f32_mn,
 f32_to_bf16_mn, f32_to_bf16_n), bf16_x_bfp16/mm_bf16_x_bfp16.cc and int4_awq/mv_int4_bf16.cc (zero_vectorized_f32_mn).
-Zeroing takes no value in C++: a scalar operand of `linalg_fill_*` that is a number is MLIR's fill value and the C++
-object ignores it, writing zero. Narrowing rounds to nearest even (all three set conv_even).
+Zeroing takes no value in C++: a scalar operand of `linalg_fill_*` of the tile's own type is MLIR's fill value, and the
+C++ object ignores it. llama2_mha/mha.cc's linalg_fill_bf16(offset, tile) clears one row from an offset. Narrowing rounds to nearest even (all three set conv_even).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
-from npu_tools.emulator.kernels.lanes import flat, store, uniform
+from npu_tools.emulator.kernels.lanes import flat, store, uniform, write_part
 from npu_tools.emulator.numerics import Numerics
 
 
@@ -20,11 +20,18 @@ def _zero(call: Call) -> Built | None:
     if len(targets) != 1:
         return None
     (target,) = targets
+    tile = call.operands[target]
+    # mha.cc's linalg_fill takes where to start, as i32 before a bf16 tile, and clears one row of DIM_N from there.
+    starts = target == 1 and call.operands[0].element == "i32" and tile.element in ("bf16", "f32")
 
     def run(numerics: Numerics, *args: Array) -> None:
-        args[target][...] = 0
+        if starts:
+            row = args[target].shape[-1]
+            write_part(args[target], np.zeros((1, 1, row), np.float32), uniform(args[0]))
+        else:
+            args[target][...] = 0
 
-    return Built(run, reads=(), writes=(target,), rounding="none")
+    return Built(run, reads=(0,) if starts else (), writes=(target,), rounding="none")
 
 
 def _narrow_all(call: Call) -> Built | None:
@@ -48,9 +55,7 @@ def _narrow_n(call: Call) -> Built | None:
     def run(numerics: Numerics, source: Array, target: Array, count: Array | int) -> None:
         n = uniform(count)
         values = numerics.round_to(flat(source)[..., :n], "bf16", kind="f32_to_bf16", rounding="conv_even")
-        whole = np.array(np.broadcast_to(flat(target), (*target.shape[:2], flat(target).shape[-1])))
-        whole[..., :n] = values
-        store(target, whole)
+        write_part(target, values, 0)
 
     return Built(run, reads=(0, 2), writes=(1,), rounding="float32 to bf16, nearest even, the first n elements")
 

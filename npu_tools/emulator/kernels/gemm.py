@@ -119,6 +119,7 @@ def _blocked(call: Call) -> Built | None:
         accumulators=(2,),
         storage_order=tuple(natural_order(operand, "columns") for operand in (a, b, c)),
         rounding=_rounding_text(unit, element, rounding),
+        macs=a.size * c.size // (shape_of(a)[-3] * block.r),
     )
 
 
@@ -188,7 +189,7 @@ def _row_major(call: Call) -> Built | None:
         product = multiply(numerics, shaped(a, m, k), shaped(b, k, n), unit)
         accumulate(numerics, c, product, element, "conv_even")
 
-    return Built(run, (0, 1, 2), (2,), _rounding_text(unit, element, "conv_even"), accumulators=(2,))
+    return Built(run, (0, 1, 2), (2,), _rounding_text(unit, element, "conv_even"), accumulators=(2,), macs=m * k * n)
 
 
 # mlir-aie's block shapes by input and output element, for objects of either generation. Both exist upstream; the
@@ -225,7 +226,7 @@ def _row_outer(call: Call) -> Built | None:
         if not np.shares_memory(blocks, c):
             c[...] = blocks.reshape(c.shape)
 
-    return Built(run, (0, 1, 2), (2,), _rounding_text(unit, element, "conv_even"), accumulators=(2,))
+    return Built(run, (0, 1, 2), (2,), _rounding_text(unit, element, "conv_even"), accumulators=(2,), macs=m * k * n)
 
 
 def _typed(call: Call) -> Built | None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from npu_tools.emulator.kernels.gemm import integer_product, tile_dims
 from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
-from npu_tools.emulator.kernels.lanes import flat, matrix_from_blocks, shaped, uniform
+from npu_tools.emulator.kernels.lanes import flat, matrix_from_blocks, shaped, uniform, write_part
 from npu_tools.emulator.kernels.sums import running_sum
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.errors import UnusableInput
@@ -35,23 +35,6 @@ def dot_rows(matrix: Array, vector: Array) -> Array:
     """`[gx, gy, m, k]` times `[gx, gy, k]` in float32, one BLAS call a tile: [gx, gy, m]."""
     columns = np.ascontiguousarray(vector, np.float32)[..., None]
     return np.matmul(np.ascontiguousarray(matrix, np.float32), columns)[..., 0]
-
-
-def write_part(target: Array, values: Array, start: int) -> None:
-    """Write values [gx, gy, n] into a tile's elements from `start` on.
-
-    Raises:
-        UnusableInput: they do not fit.
-    """
-    whole = flat(target)
-    if start < 0 or start + values.shape[-1] > whole.shape[-1]:
-        raise UnusableInput(
-            f"a kernel writes elements {start} to {start + values.shape[-1]} of a tile that has {whole.shape[-1]}; "
-            "check the sizes and offsets it is called with"
-        )
-    whole[..., start : start + values.shape[-1]] = values
-    if not np.shares_memory(whole, target):
-        target[...] = whole.reshape(target.shape)
 
 
 def _matvec(call: Call) -> Built | None:
@@ -74,7 +57,8 @@ def _matvec(call: Call) -> Built | None:
         total = dot_rows(a[..., : m * k].reshape(*a.shape[:2], m, k), b[..., :k])
         write_part(out, numerics.round_to(total, "bf16", kind="gemv", rounding="conv_even"), start)
 
-    return Built(run, (0, 1, 2, 3, 4), (5,), "float32 sums, one rounding a row to nearest even")
+    rounding = "float32 sums, one rounding a row to nearest even"
+    return Built(run, (0, 1, 2, 3, 4), (5,), rounding, macs=call.operands[3].size)
 
 
 def _matvec_accumulating(call: Call) -> Built | None:
@@ -87,7 +71,8 @@ def _matvec_accumulating(call: Call) -> Built | None:
         write_part(out, numerics.round_to(total, "bf16", kind="gemv", rounding="conv_even"), 0)
 
     _check_matrix(call, call.operands[0].size, call.operands[2].size, call.operands[1].size)
-    return Built(run, (0, 1, 2), (2,), "float32 sums, c rounded once per call to nearest even", accumulators=(2,))
+    rounding = "float32 sums, c rounded once per call to nearest even"
+    return Built(run, (0, 1, 2), (2,), rounding, accumulators=(2,), macs=call.operands[0].size)
 
 
 def _matvec_word_transposed(call: Call) -> Built | None:
@@ -101,7 +86,7 @@ def _matvec_word_transposed(call: Call) -> Built | None:
         columns = pairs.swapaxes(3, 4).reshape(*pairs.shape[:2], k, m)
         _accumulate_by_eight(numerics, flat(vector), columns, out, 0)
 
-    return Built(run, (0, 1, 2), (2,), _ROUNDED_OFTEN, accumulators=(2,))
+    return Built(run, (0, 1, 2), (2,), _ROUNDED_OFTEN, accumulators=(2,), macs=call.operands[0].size)
 
 
 def _accumulate_by_eight(numerics: Numerics, weights: Array, rows: Array, out: Array, start: int) -> None:
@@ -145,7 +130,8 @@ def _matmul_scalar(call: Call) -> Built | None:
         product = narrow(np.matmul(left, right))
         write_part(c, narrow(flat(c) + product.reshape(*product.shape[:2], -1)), 0)
 
-    return Built(run, (0, 1, 2), (2,), "float32 sums, product and C both rounded down (floor)", accumulators=(2,))
+    rounding = "float32 sums, product and C both rounded down (floor)"
+    return Built(run, (0, 1, 2), (2,), rounding, accumulators=(2,), macs=m * k * n)
 
 
 def _vecmat(call: Call) -> Built | None:
@@ -161,7 +147,8 @@ def _vecmat(call: Call) -> Built | None:
         _accumulate_by_eight(numerics, flat(vector), shaped(matrix, k, n), out, start)
 
     last = len(call.operands) - 1
-    return Built(run, tuple(range(last + 1)), (last,), _ROUNDED_OFTEN, accumulators=(last,))
+    macs = call.operands[-2].size
+    return Built(run, tuple(range(last + 1)), (last,), _ROUNDED_OFTEN, accumulators=(last,), macs=macs)
 
 
 def _blocks_of_b(matrix: Array, k: int) -> Array:
@@ -179,7 +166,7 @@ def _vecmat_i8(call: Call) -> Built | None:
         product = integer_product(a, _blocks_of_b(matrix, a.shape[-1]))[:, :, 0]
         write_part(out, (flat(out).astype(np.int64) + product).astype(out.dtype), 0)
 
-    return Built(run, (0, 1, 2), (2,), "exact int32", accumulators=(2,))
+    return Built(run, (0, 1, 2), (2,), "exact int32", accumulators=(2,), macs=call.operands[1].size)
 
 
 def _vecmat_i8_grouped(call: Call) -> Built | None:
@@ -200,7 +187,8 @@ def _vecmat_i8_grouped(call: Call) -> Built | None:
             total = total + part * factor
         write_part(out, total, 0)
 
-    return Built(run, (0, 1, 2, 3, 4), (4,), "exact int32 inside a group, float32 across groups", accumulators=(4,))
+    rounding, macs = "exact int32 inside a group, float32 across groups", call.operands[2].size
+    return Built(run, (0, 1, 2, 3, 4), (4,), rounding, accumulators=(4,), macs=macs)
 
 
 _AIR = "mlir-air programming_examples/"

@@ -51,7 +51,8 @@ class ExternalKernel:
     `reads` and `writes` are operand indices; an accumulator is in both. `accumulators` names those. `storage_order`
     holds, for each operand that prefers one, the permutation of the array axes (0 and 1 are the lanes) which makes
     its tile a natural row-major matrix in memory, so that no copy is needed; None means the logical order is best.
-    `source` is the C++ file the behaviour was read in and `rounding` says where it rounds.
+    `source` is the C++ file the behaviour was read in and `rounding` says where it rounds. `macs` counts the
+    multiply-accumulates of one call on one tile, 0 for kernels that are not products.
     """
 
     symbol: str
@@ -63,6 +64,7 @@ class ExternalKernel:
     rounding: str
     accumulators: tuple[int, ...] = ()
     storage_order: tuple[tuple[int, ...] | None, ...] = ()
+    macs: int = 0
 
 
 Option = str | int | float | bool
@@ -107,6 +109,7 @@ class Built:
     accumulators: tuple[int, ...] = ()
     storage_order: tuple[tuple[int, ...] | None, ...] = ()
     source: str | None = None
+    macs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

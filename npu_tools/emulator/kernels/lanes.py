@@ -13,6 +13,7 @@ import numpy as np
 
 from npu_tools.emulator.kernels.kernel import Array
 from npu_tools.emulator.types import LanesDiffer
+from npu_tools.errors import UnusableInput
 
 Outer = Literal["rows", "columns"]
 """Which block index runs slowest: "rows" is [R/r, C/c, r, c], "columns" is [C/c, R/r, r, c]."""
@@ -84,3 +85,20 @@ def uniform(value: Array | float | int) -> int:
     if array.size > 1 and not bool((array == first).all()):
         raise LanesDiffer
     return int(first)
+
+
+def write_part(target: Array, values: Array, start: int) -> None:
+    """Write values [gx, gy, n] into a tile's elements from `start` on.
+
+    Raises:
+        UnusableInput: they do not fit.
+    """
+    whole = flat(target)
+    if start < 0 or start + values.shape[-1] > whole.shape[-1]:
+        raise UnusableInput(
+            f"a kernel writes elements {start} to {start + values.shape[-1]} of a tile that has {whole.shape[-1]}; "
+            "check the sizes and offsets it is called with"
+        )
+    whole[..., start : start + values.shape[-1]] = values
+    if not np.shares_memory(whole, target):
+        target[...] = whole.reshape(target.shape)

@@ -13,7 +13,19 @@ from functools import cache
 
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.kernels import activation, attention_calls, fill, gemm, gemv, rope
+from npu_tools.emulator.kernels import (
+    activation,
+    attention_calls,
+    bfp16,
+    convolution,
+    decode,
+    fill,
+    gemm,
+    gemv,
+    int4,
+    rope,
+    tiles,
+)
 from npu_tools.emulator.kernels.kernel import Call, ExternalKernel, Family, Surroundings, operand
 from npu_tools.errors import UnusableInput
 
@@ -22,9 +34,17 @@ _FAMILIES: tuple[Family, ...] = (
     *fill.FAMILIES,
     *attention_calls.FAMILIES,
     *gemv.FAMILIES,
+    *int4.FAMILIES,
+    *bfp16.FAMILIES,
     *activation.FAMILIES,
     *rope.FAMILIES,
+    *decode.FAMILIES,
+    *convolution.FAMILIES,
+    *tiles.FAMILIES,
 )
+
+# A rename ends in sizes: _m64, _k8192, _24_8, _hd128.
+_SUFFIX = r"(?:_[A-Za-z]{0,4}\d+)*"
 
 
 def lookup(
@@ -56,6 +76,7 @@ def lookup(
                 rounding=built.rounding,
                 accumulators=built.accumulators,
                 storage_order=built.storage_order or (None,) * len(operands),
+                macs=built.macs,
             )
     if candidates:
         takes = "; or ".join(family.takes for family, _ in candidates)
@@ -77,7 +98,7 @@ def _matches(symbol: str) -> tuple[tuple[Family, re.Match[str]], ...]:
     renamed = [
         (family, match)
         for family in _FAMILIES
-        if (match := re.fullmatch(rf"(?:\w+?_)?(?P<core>{family.pattern})(?:_\w+)?", symbol))
+        if (match := re.fullmatch(rf"(?:\w+?_)?(?P<core>{family.pattern}){_SUFFIX}", symbol))
     ]
     # The longest core wins: `matvec_int4_bf16_packed_add` is not `matvec_int4_bf16` with a suffix.
     return tuple(sorted(renamed, key=lambda found: -len(found[1].group("core"))))

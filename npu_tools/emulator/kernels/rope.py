@@ -28,9 +28,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from npu_tools.emulator.kernels.gemv import write_part
 from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
-from npu_tools.emulator.kernels.lanes import flat, lane_scalar, uniform
+from npu_tools.emulator.kernels.lanes import flat, lane_scalar, uniform, write_part
 from npu_tools.emulator.numerics import Numerics
 
 _SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880)

@@ -112,10 +112,16 @@ def test_fill_kernels_zero_their_tile_whatever_value_they_are_given(bench) -> No
     for symbol, shapes, args in (
         ("zero_f32_mn_m32", ["6x8xf32"], [ones]),
         ("linalg_fill_i32_view6x8xi32as2", ["6x8xi32"], [ones.astype(np.int32)]),
-        ("linalg_fill_bf16", ["i32", "6x8xbf16"], [7, ones]),
+        ("linalg_fill_bf16", ["bf16", "6x8xbf16"], [7.0, ones]),
         ("down_zero_vectorized_bf16", ["6x8xbf16"], [ones]),
     ):
         assert not bench.run(symbol, shapes, args)[-1].any()
+
+
+def test_the_fill_of_the_decode_example_clears_one_row_from_an_offset(bench) -> None:
+    ones = np.ones((2, 1, 3, 8), np.float32)
+    result = bench.run("linalg_fill_bf16", ["i32", "3x8xbf16"], [8, ones], "mha.o")[1]
+    assert np.array_equal(result.sum(-1)[0, 0], [8, 0, 8])
 
 
 def test_narrowing_to_bf16_goes_to_nearest_even(bench) -> None:
