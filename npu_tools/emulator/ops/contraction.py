@@ -1,0 +1,86 @@
+"""Sums of products over any loops: matmul, batched and blocked forms, matrix times vector, convolutions.
+
+Which unit computes decides about rounding. bf16 operands with rows and columns go to AIE2P's matrix unit: BFP16 along
+the reduction (blocks of 8 of the innermost reduction loops), float32 sums. Without rows or columns (matvec, dot, GEMV)
+the vector MACs take bf16 exactly and sum in float32. Integers are exact and wrap when stored.
+
+The accumulator stays float32 within one op and is rounded to its type once at its end. For a bf16 accumulator that is
+what explains the published errors of the direct-codegen GEMM (low_precision.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from xdsl.ir.affine import AffineMap
+
+from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.ops.domain import over, plain_dims, used_dims
+from npu_tools.emulator.types import Array, Fault
+
+
+def contract(
+    name: str,
+    a: Array,
+    b: Array,
+    maps: Sequence[AffineMap],
+    sizes: Sequence[int],
+    numerics: Numerics,
+    *,
+    matrix_unit: bool,
+) -> Array:
+    """Sum over the loops the third map leaves out of a * b: [gx|1, gy|1, *out] in the order of that map.
+
+    float32 for floats (float64 for f64), int64 for integers.
+
+    Raises:
+        Fault: the output's map is no projected permutation.
+    """
+    out = plain_dims(maps[2])
+    if out is None:
+        raise Fault("unsupported-op", f"{name}: the output is not indexed by plain loops", "index it by loops alone")
+    in_a, in_b = used_dims(maps[0]), used_dims(maps[1])
+    loops = range(len(sizes))
+    summed = [d for d in loops if d not in out]
+    batch = [d for d in out if d in in_a and d in in_b]
+    rows = [d for d in out if d in in_a and d not in in_b]
+    columns = [d for d in out if d not in in_a]
+    left = _matrix(over(a, maps[0], sizes), batch, rows, summed, sizes)
+    right = _matrix(over(b, maps[1], sizes), batch, summed, columns, sizes)
+    if left.dtype.kind in "iub":
+        product = integer_product(left, right)
+    else:
+        if matrix_unit and _extent(rows, sizes) > 1 and _extent(columns, sizes) > 1:
+            product = numerics.matmul(left, right, kind=f"{name} (bfp16)")
+        else:
+            kind = np.float64 if left.dtype == np.float64 else np.float32
+            product = np.matmul(left.astype(kind, copy=False), right.astype(kind, copy=False))
+    order = [*batch, *rows, *columns]
+    spread = product.reshape(*product.shape[:2], *(sizes[d] for d in order))
+    return spread.transpose(0, 1, *(2 + order.index(d) for d in out))
+
+
+def _extent(dims: Sequence[int], sizes: Sequence[int]) -> int:
+    return math.prod(sizes[d] for d in dims)
+
+
+def _matrix(view: Array, batch: list[int], first: list[int], second: list[int], sizes: Sequence[int]) -> Array:
+    """The operand as [gx|1, gy|1, batch, first, second]; loops it does not use are repeated."""
+    order = [*batch, *first, *second]
+    rest = [d for d in range(len(sizes)) if d not in order]
+    moved = view.transpose(0, 1, *(2 + d for d in order), *(2 + d for d in rest))
+    whole = np.broadcast_to(
+        moved.reshape(*moved.shape[: 2 + len(order)]), (*view.shape[:2], *(sizes[d] for d in order))
+    )
+    return whole.reshape(*view.shape[:2], _extent(batch, sizes), _extent(first, sizes), _extent(second, sizes))
+
+
+def integer_product(a: Array, b: Array) -> Array:
+    """The exact product in int64 (wrapping at 64 bits), by float BLAS where every sum stays exact there."""
+    bits = [1 if x.dtype == np.bool_ else x.dtype.itemsize * 8 for x in (a, b)]
+    bound = (1 << bits[0]) * (1 << bits[1]) * a.shape[-1]
+    if bound <= 1 << 53:
+        return np.rint(np.matmul(a.astype(np.float64), b.astype(np.float64))).astype(np.int64)
+    return np.matmul(a.astype(np.int64), b.astype(np.int64))

@@ -1,0 +1,158 @@
+"""Operands seen over an iteration domain: affine maps as strided views.
+
+A structured op walks a box of loops d0 … dn. `over(array, map, sizes)` shows an operand over that box as a view
+[gx|1, gy|1, *s] with s[i] = sizes[i] where the map uses di and 1 where it does not, so that numpy broadcasting lines
+operands up. Linear maps (matmul, convolutions, strided windows) copy nothing; others gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from xdsl.ir.affine import (
+    AffineBinaryOpExpr,
+    AffineBinaryOpKind,
+    AffineConstantExpr,
+    AffineDimExpr,
+    AffineExpr,
+    AffineMap,
+)
+
+from npu_tools.emulator.types import Array, Fault
+
+
+def linear(expr: AffineExpr, dims: int) -> tuple[tuple[int, ...], int] | None:
+    """The coefficient of each dimension and the constant, or None where the expression is not linear."""
+    match expr:
+        case AffineConstantExpr():
+            return (0,) * dims, expr.value
+        case AffineDimExpr():
+            return tuple(int(i == expr.position) for i in range(dims)), 0
+        case AffineBinaryOpExpr():
+            left, right = linear(expr.lhs, dims), linear(expr.rhs, dims)
+            if left is None or right is None:
+                return None
+            if expr.kind == AffineBinaryOpKind.Add:
+                return tuple(a + b for a, b in zip(left[0], right[0], strict=True)), left[1] + right[1]
+            if expr.kind == AffineBinaryOpKind.Mul and not any(right[0]):
+                return tuple(a * right[1] for a in left[0]), left[1] * right[1]
+            if expr.kind == AffineBinaryOpKind.Mul and not any(left[0]):
+                return tuple(b * left[1] for b in right[0]), left[1] * right[1]
+            return None
+        case _:
+            return None
+
+
+def used_dims(map_: AffineMap) -> set[int]:
+    """The dimensions a map's results depend on."""
+    return {expr.position for result in map_.results for expr in result.dfs() if isinstance(expr, AffineDimExpr)}
+
+
+def plain_dims(map_: AffineMap) -> tuple[int, ...] | None:
+    """The dimensions a projected permutation names, in order; None for other maps."""
+    found: list[int] = []
+    for result in map_.results:
+        if not isinstance(result, AffineDimExpr) or result.position in found:
+            return None
+        found.append(result.position)
+    return tuple(found)
+
+
+def domain_sizes(name: str, maps: Sequence[AffineMap], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """How far each loop runs, from the operands whose maps name it alone.
+
+    Raises:
+        Fault: two operands disagree, or no operand says.
+    """
+    sizes: dict[int, int] = {}
+    for map_, shape in zip(maps, shapes, strict=True):
+        if len(map_.results) != len(shape):
+            raise Fault(
+                "malformed-op",
+                f"{name}: an indexing map has {len(map_.results)} results for an operand of shape {list(shape)}",
+                "give one result per dimension of the operand",
+            )
+        for result, extent in zip(map_.results, shape, strict=True):
+            if isinstance(result, AffineDimExpr):
+                known = sizes.setdefault(result.position, extent)
+                if known != extent:
+                    raise Fault(
+                        "shape-mismatch",
+                        f"{name}: loop d{result.position} runs to {known} by one operand and to {extent} by another",
+                        "make the operand shapes agree with the indexing maps",
+                    )
+    missing = [i for i in range(maps[0].num_dims) if i not in sizes]
+    if missing:
+        raise Fault(
+            "malformed-op",
+            f"{name}: no operand gives the extent of loop d{missing[0]}",
+            "add an operand that is indexed by this loop alone",
+        )
+    return tuple(sizes[i] for i in range(maps[0].num_dims))
+
+
+def over(array: Array, map_: AffineMap, sizes: Sequence[int]) -> Array:
+    """The operand [gx|1, gy|1, *shape] over the domain (see above): a view where the map is linear.
+
+    Raises:
+        Fault: an index leaves the operand.
+    """
+    dims = len(sizes)
+    shape = array.shape[2:]
+    used = used_dims(map_)
+    extents = tuple(sizes[i] if i in used else 1 for i in range(dims))
+    forms = [linear(expr, dims) for expr in map_.results]
+    if any(form is None for form in forms):
+        return _gather(array, map_, extents)
+    strides = [0] * dims
+    start: list[slice] = [slice(None), slice(None)]
+    for axis, form in enumerate(forms):
+        assert form is not None
+        coefficients, constant = form
+        reach = [c * (extents[i] - 1) for i, c in enumerate(coefficients)]
+        first = constant + sum(min(0, r) for r in reach)
+        last = constant + sum(max(0, r) for r in reach)
+        if first < 0 or last >= shape[axis]:
+            raise Fault(
+                "out-of-bounds",
+                f"an indexing map reaches elements {first} to {last} of a dimension of {shape[axis]}",
+                "make the loop extents fit the operand",
+            )
+        start.append(slice(constant, None))
+        for i, c in enumerate(coefficients):
+            strides[i] += c * array.strides[2 + axis]
+    origin = array[tuple(start)]
+    return as_strided(origin, (*array.shape[:2], *extents), (*array.strides[:2], *strides), writeable=False)
+
+
+def _gather(array: Array, map_: AffineMap, extents: tuple[int, ...]) -> Array:
+    grid: list[Any] = list(np.indices(extents, sparse=True))
+    places = [np.broadcast_to(evaluate(expr, grid), extents) for expr in map_.results]
+    return array[(slice(None), slice(None), *places)]
+
+
+def evaluate(expr: AffineExpr, dims: Sequence[Any], symbols: Sequence[Any] = ()) -> Any:
+    """An affine expression of ints or arrays; floordiv, ceildiv and mod as MLIR has them."""
+    match expr:
+        case AffineConstantExpr():
+            return expr.value
+        case AffineDimExpr():
+            return dims[expr.position]
+        case AffineBinaryOpExpr():
+            a, b = evaluate(expr.lhs, dims, symbols), evaluate(expr.rhs, dims, symbols)
+            match expr.kind:
+                case AffineBinaryOpKind.Add:
+                    return a + b
+                case AffineBinaryOpKind.Mul:
+                    return a * b
+                case AffineBinaryOpKind.Mod:
+                    return a % b
+                case AffineBinaryOpKind.FloorDiv:
+                    return a // b
+                case AffineBinaryOpKind.CeilDiv:
+                    return -(-a // b)
+        case _:
+            return symbols[getattr(expr, "position", 0)]
