@@ -288,9 +288,9 @@ def _preferred(
     over_m = _splits(m, base, given.integer("tile_m", 0, least=0), given.integer("herd_m", 0, least=0), device.columns)
     over_n = _splits(n, 128, given.integer("tile_n", 0, least=0), given.integer("herd_n", 0, least=0), device.core_rows)
     over_k = _k_splits(k, given.integer("tile_k_l2", 0, least=0), given.integer("tile_k_l1", 0, least=0))
-    for tile_m, herd_m in over_m[:12]:
-        for tile_n, herd_n in over_n[:12]:
-            for tile_k_l2, tile_k_l1 in over_k[:32]:
+    for tile_m, herd_m in over_m[:6]:
+        for tile_n, herd_n in over_n[:6]:
+            for tile_k_l2, tile_k_l1 in over_k[:16]:
                 yield (tile_m, tile_k_l2, tile_k_l1, tile_n), (herd_m, herd_n)
 
 

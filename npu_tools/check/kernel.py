@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -20,17 +21,18 @@ from typing import Any
 from npu_tools.check import attention, elementwise, fused, gemm, gemv, rowwise
 from npu_tools.check.search import Case, difference, legal, nearest
 from npu_tools.check.settings import MAX_EXTENT, Settings, Value
-from npu_tools.device import Device, device
+from npu_tools.device import Device
+from npu_tools.device import device as find_device
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 
-PADDINGS = 50
+PADDINGS = 24
 """Larger shapes tried for a remedy; one that fails costs up to 20 ms."""
 Resolve = Callable[[tuple[int, ...], Settings, Device], Case]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class KernelReport:
     """What a check found. `parsed` says the question was understood; `ok` that nothing refuses it."""
 
     kernel: str
@@ -55,14 +57,13 @@ class Family:
     axes: tuple[str, ...]
     aliases: tuple[str, ...]
     resolve: Resolve
-    grows: tuple[int, ...] = ()
-    """Axes that may be padded, by index."""
-    step: int = 64
+    steps: tuple[int, ...] = (64, 64, 64)
+    """What each axis may be padded to multiples of, for a remedy; 0 where padding would be another problem."""
 
 
 def check_kernel(
-    name: str, shape: str | Sequence[int], settings: Mapping[str, object] | None = None, device_name: str = "npu2"
-) -> CheckReport:
+    name: str, shape: str | Sequence[int], settings: Mapping[str, object] | None = None, device: str | Device = "npu2"
+) -> KernelReport:
     """Whether this kernel places, fits and computes what it should on the device.
 
     Raises:
@@ -70,7 +71,7 @@ def check_kernel(
         UnusableInput: a size or setting that is none.
         UnknownDevice: no such device.
     """
-    target = device(device_name)
+    target = device if isinstance(device, Device) else find_device(device)
     family = _family(name)
     extents = _extents(family, shape)
     given = Settings(settings)
@@ -79,7 +80,7 @@ def check_kernel(
     found = sorted(
         _remedied(case, target, family, settings), key=lambda one: ("error", "warning", "note").index(one.severity)
     )
-    return CheckReport(
+    return KernelReport(
         kernel=family.name,
         shape=case.shape(),
         device=target.name,
@@ -139,14 +140,16 @@ def _remedied(case: Case, target: Device, family: Family, settings: Mapping[str,
         yield from case.whole
         yield from elf_findings(case, target)
         return
-    yield from with_remedies(case, target, padded=lambda: _padded(case, target, family, settings))
+    yield from with_remedies(case, target, padded=partial(_padded, case, target, family, settings))
 
 
 def elf_findings(elf: fused.Elf, target: Device) -> Iterator[Finding]:
     """Findings of each launch of an ELF, named by its role; equal launches are told once."""
     told: set[tuple[str, tuple[int, ...], str]] = set()
-    for launch in elf.launches:
-        for finding in with_remedies(launch.case, target):
+    alike = {(launch.kernel, launch.case): launch for launch in reversed(elf.launches)}
+    for launch in reversed(alike.values()):
+        family = _family(launch.kernel)
+        for finding in with_remedies(launch.case, target, padded=partial(_padded, launch.case, target, family, None)):
             key = (launch.kernel, launch.case.shape(), finding.code)
             if key in told:
                 continue
@@ -157,7 +160,7 @@ def elf_findings(elf: fused.Elf, target: Device) -> Iterator[Finding]:
             )
 
 
-def with_remedies(case: Case, target: Device, *, padded: Callable[[], str | None] | None = None) -> Iterator[Finding]:
+def with_remedies(case: Case, target: Device, *, padded: Callable[[], str] | None = None) -> Iterator[Finding]:
     """The findings of one kernel; an error says what to change so that it passes."""
     found = case.findings(target)
     remedy = None
@@ -174,16 +177,14 @@ def with_remedies(case: Case, target: Device, *, padded: Callable[[], str | None
             yield replace(finding, remedy=f"{finding.remedy}; {remedy}" if finding.remedy else remedy)
 
 
-def _padded(case: Case, target: Device, family: Family, settings: Mapping[str, object] | None) -> str | None:
+def _padded(case: Case, target: Device, family: Family, settings: Mapping[str, object] | None) -> str:
     """The smallest larger shape that passes with the registry's choice of settings, as a remedy."""
     shape = case.shape()
     keep = {"heads", "kv_heads", "head_dim", "causal", "window", "output", "precision", "variant"}
     kept = {name: value for name, value in (settings or {}).items() if name in keep}
     sizes = [
-        sorted({-(-extent // unit) * unit for unit in (1, family.step, 4 * family.step, 8 * family.step)})
-        if axis in (family.grows or range(len(shape)))
-        else [extent]
-        for axis, extent in enumerate(shape)
+        sorted({-(-extent // unit) * unit for unit in (1, step, 4 * step, 8 * step)}) if step else [extent]
+        for extent, step in zip(shape, (*family.steps, *(0 for _ in shape)), strict=False)
     ]
     for grown in sorted(product(*sizes), key=prod)[:PADDINGS]:
         candidate = family.resolve(grown, Settings(kept), target)
@@ -191,7 +192,7 @@ def _padded(case: Case, target: Device, family: Family, settings: Mapping[str, o
             extents = "x".join(map(str, candidate.shape()))
             chosen = ", ".join(f"{name}={value}" for name, value in candidate.settings().items() if value != "")
             return f"passes as {extents}{'' if grown == shape else ' (pad with zeros)'} with {chosen}"
-    return None
+    return "no configuration near this one passes, nor a little padding; split the problem"
 
 
 def _rows(kernel: str) -> Resolve:
@@ -255,23 +256,22 @@ _FAMILIES: tuple[Family, ...] = (
         "gemv_residual", ("m", "k"), ("matvec_2tile_add", "cascade", "gemv_cascade", "gemv_add"), gemv.resolve_residual
     ),
     Family("gemv_swiglu", ("m", "k"), ("matvec_swiglu_rms", "decode_ffn_swiglu"), gemv.resolve_swiglu),
-    Family("rmsnorm", ("rows", "width"), ("rms_norm", "weighted_rms_norm", "rms"), _rows("rmsnorm"), (0, 1), 16),
-    Family("layernorm", ("rows", "width"), ("layer_norm",), _rows("layernorm"), (0, 1), 16),
-    Family("rope", ("rows", "head_dim"), ("rope_halfsplit", "rotary"), _rows("rope"), (0, 1), 16),
-    Family("qk_norm", ("rows", "head_dim"), ("qknorm",), _rows("qk_norm"), (0, 1), 16),
-    Family("qkv_bias", ("rows", "width"), ("bias_add", "bias"), _rows("qkv_bias"), (0, 1), 16),
+    Family("rmsnorm", ("rows", "width"), ("rms_norm", "weighted_rms_norm", "rms"), _rows("rmsnorm"), (16, 16)),
+    Family("layernorm", ("rows", "width"), ("layer_norm",), _rows("layernorm"), (16, 16)),
+    Family("rope", ("rows", "head_dim"), ("rope_halfsplit", "rotary"), _rows("rope"), (16, 16)),
+    Family("qk_norm", ("rows", "head_dim"), ("qknorm",), _rows("qk_norm"), (16, 16)),
+    Family("qkv_bias", ("rows", "width"), ("bias_add", "bias"), _rows("qkv_bias"), (16, 16)),
     Family(
-        "eltwise_add", ("n", "[width]"), ("add", "elementwise_add", "residual_add"), _stream("eltwise_add"), (0,), 256
+        "eltwise_add", ("n", "[width]"), ("add", "elementwise_add", "residual_add"), _stream("eltwise_add"), (256, 0)
     ),
-    Family("silu_mul", ("n", "[width]"), ("silu_and_mul", "swiglu", "silu"), _stream("silu_mul"), (0,), 256),
-    Family("gelu", ("n", "[width]"), ("gelu_tanh",), _stream("gelu"), (0,), 256),
+    Family("silu_mul", ("n", "[width]"), ("silu_and_mul", "swiglu", "silu"), _stream("silu_mul"), (256, 0)),
+    Family("gelu", ("n", "[width]"), ("gelu_tanh",), _stream("gelu"), (256, 0)),
     Family(
         "flash_attention",
         ("lq", "lk", "[heads]", "[kv_heads]", "[head_dim]"),
         ("attn", "attention", "flash_attn", "fa", "mha", "gqa"),
         attention.resolve,
-        (0, 1),
-        256,
+        (256, 256, 0, 0, 64),
     ),
     Family("rms_gemms_rope", ("seq", "emb", "kv_dim"), (), _attention_input("llama")),
     Family("rms_qkv_bias_rope", ("seq", "emb", "kv_dim"), (), _attention_input("qwen2")),

@@ -18,7 +18,8 @@ from npu_tools.architectures import README, Dimensions, read_config
 from npu_tools.check import fused
 from npu_tools.check.fused import Elf
 from npu_tools.check.kernel import elf_findings
-from npu_tools.device import Device, device
+from npu_tools.device import Device
+from npu_tools.device import device as find_device
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
 
@@ -95,7 +96,7 @@ class ModelReport:
 
 
 def check_model(
-    config: Mapping[str, Any], seq_len: int, device_name: str = "npu2", *, name: str = "model"
+    config: Mapping[str, Any], seq_len: int, device: str | Device = "npu2", *, name: str = "model"
 ) -> ModelReport:
     """Whether this model deploys at this prompt length, with the plan it would run by.
 
@@ -105,7 +106,7 @@ def check_model(
     """
     if not 0 < seq_len <= MOST_TOKENS:
         raise UnusableInput(f"seq_len must lie between 1 and {MOST_TOKENS} tokens, not {seq_len}")
-    target = device(device_name)
+    target = device if isinstance(device, Device) else find_device(device)
     model = read_config(config, name=name)
     if isinstance(model, Finding):
         architecture = str((config.get("architectures") or [config.get("model_type")])[0])

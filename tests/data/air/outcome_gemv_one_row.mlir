@@ -1,0 +1,29 @@
+// One bf16 result a tile: two bytes, below the 4-byte granule of a DMA.
+#piece = affine_map<()[s0, s1, s2] -> (s0 + (s1 * 1 + s2) * 1)>
+module {
+  func.func private @compute(memref<1xbf16, 2 : i32>, memref<1xbf16, 2 : i32>) attributes {link_with = "compute.o", llvm.emit_c_interface}
+  func.func @gemv(%a0: memref<16xbf16>, %a1: memref<16xbf16>) {
+    air.launch () in () args(%l0=%a0, %l1=%a1) : memref<16xbf16>, memref<16xbf16> {
+      air.segment @seg args(%s0=%l0, %s1=%l1) : memref<16xbf16>, memref<16xbf16> {
+        %cols = arith.constant 8 : index
+        %rows = arith.constant 1 : index
+        air.herd @herd tile (%tx, %ty) in (%sx=%cols, %sy=%rows) args(%h0=%s0, %h1=%s1) : memref<16xbf16>, memref<16xbf16> attributes {link_with = "compute.o"} {
+          %c0 = arith.constant 0 : index
+          %end = arith.constant 16 : index
+          %step = arith.constant 8 : index
+          scf.for %i = %c0 to %end step %step {
+            %off = affine.apply #piece()[%i, %tx, %ty]
+            %b0 = memref.alloc() : memref<1xbf16, 2 : i32>
+            %b1 = memref.alloc() : memref<1xbf16, 2 : i32>
+            air.dma_memcpy_nd (%b0[] [] [], %h0[%off] [1] [1]) : (memref<1xbf16, 2 : i32>, memref<16xbf16>)
+            func.call @compute(%b0, %b1) : (memref<1xbf16, 2 : i32>, memref<1xbf16, 2 : i32>) -> ()
+            air.dma_memcpy_nd (%h1[%off] [1] [1], %b1[] [] []) : (memref<16xbf16>, memref<1xbf16, 2 : i32>)
+            memref.dealloc %b0 : memref<1xbf16, 2 : i32>
+            memref.dealloc %b1 : memref<1xbf16, 2 : i32>
+          }
+        }
+      }
+    }
+    return
+  }
+}
