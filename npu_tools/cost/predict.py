@@ -155,11 +155,19 @@ def _dispatch(fitted: Fitted, launches: Sequence[Launch]) -> float:
     return max(_kernel_fit(fitted, launch.kernel).params["dispatch_us"] for launch in launches)
 
 
+def _deployed_scale(fitted: Fitted, kernel: str) -> float:
+    """How much slower than alone a kernel may run inside a deployment; GEMVs do not."""
+    over = fitted.overheads
+    if over is None or kernel == "gemv":
+        return 1.0
+    return max(1.0, over.attention_scale if kernel == "flash_attention" else over.npu_scale)
+
+
 def predict_launches(fitted: Fitted, launches: Sequence[Launch], device: str = MEASURED_DEVICE) -> Prediction:
     """A fused launch sequence as one ELF: the dispatch once, then launch by launch.
 
-    The launches' times are those of kernels measured alone; inside an ELF the registry's GEMMs run up to
-    1.4 times slower, so the upper end of the interval takes the fitted scale of deployed prefill.
+    The launches' times are those of kernels measured alone; inside a deployment they run slower (GEMMs as ELFs
+    up to 1.4 times), so the upper end of the interval takes the fitted scale of deployed prefill.
 
     Raises:
         UnknownKernel: no model, or no rows, for one of the kernels.
@@ -174,13 +182,13 @@ def predict_launches(fitted: Fitted, launches: Sequence[Launch], device: str = M
         took = beyond_dispatch(fitted, launch)
         parts[f"{number} {launch.label or launch.kernel}"] = took
         found = _kernel_fit(fitted, launch.kernel)
-        low, high = low + took * math.exp(found.log_low), high + took * math.exp(found.log_high)
+        low += took * math.exp(found.log_low)
+        high += took * math.exp(found.log_high) * _deployed_scale(fitted, launch.kernel)
     total = sum(parts.values())
-    scale = max(1.0, fitted.overheads.npu_scale) if fitted.overheads else 1.0
     return Prediction(
         total,
         parts[DISPATCH] + low,
-        parts[DISPATCH] + high * scale,
+        parts[DISPATCH] + high,
         parts,
         f"{len(launches)} launches, each as measured alone, one dispatch",
     )
