@@ -379,7 +379,9 @@ class Values:
 
 
 def _attribute(op: Operation, name: str) -> Attribute | None:
-    return op.properties.get(name) or op.attributes.get(name)
+    # Not `or`: an IntegerAttr of 0 is false.
+    found = op.properties.get(name)
+    return op.attributes.get(name) if found is None else found
 
 
 def _constant_of(op: Operation) -> int | None:

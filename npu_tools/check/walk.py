@@ -135,21 +135,31 @@ class Facts:
     values: Values
     segments: tuple[Segment, ...]
     channels: dict[str, ChannelOp]
+    ops: tuple[Operation, ...]
     _uses: dict[HerdOp, tuple[TileUse, ...]] = field(default_factory=dict["HerdOp", "tuple[TileUse, ...]"])
+    _at: dict[tuple[HerdOp, tuple[int, int]], Values] = field(
+        default_factory=dict["tuple[HerdOp, tuple[int, int]]", "Values"]
+    )
+    _moves: dict[Operation, tuple[Move, ...]] = field(default_factory=dict["Operation", "tuple[Move, ...]"])
+    doubled: dict[tuple[Region, bool], frozenset[Operation]] = field(
+        default_factory=dict["tuple[Region, bool]", "frozenset[Operation]"]
+    )
+    """What `pingpong.doubled` found for each body."""
 
     @staticmethod
     def of(program: Program) -> Facts:
         """The facts of a program."""
         values = Values()
         segments = [segment for function in program.functions() for segment in _segments(function, values)]
-        channels = {op.sym_name: op for op in program.module.walk() if isinstance(op, ChannelOp)}
-        return Facts(program, values, tuple(segments), channels)
+        ops = tuple(program.module.walk())
+        channels = {op.sym_name: op for op in ops if isinstance(op, ChannelOp)}
+        return Facts(program, values, tuple(segments), channels, ops)
 
     @cached_property
     def accesses(self) -> dict[str, list[ChannelAccess]]:
         """The puts and gets of each channel name, in the order of the text."""
         found: dict[str, list[ChannelAccess]] = {}
-        for op in self.program.module.walk():
+        for op in self.ops:
             if isinstance(op, ChannelAccess):
                 found.setdefault(op.chan_name, []).append(op)
         return found
@@ -161,6 +171,19 @@ class Facts:
             function: [op for op in function.walk() if isinstance(op, LaunchOp)]
             for function in self.program.functions()
         }
+
+    def moves(self, op: Operation) -> tuple[Move, ...]:
+        """The ends of the data movement an op is; none where it is something else."""
+        if op not in self._moves:
+            self._moves[op] = tuple(moves(op))
+        return self._moves[op]
+
+    def at(self, herd: HerdOp, tile: tuple[int, int]) -> Values:
+        """The values on one tile of a herd op."""
+        key = (herd, tile)
+        if key not in self._at:
+            self._at[key] = Values(dict(zip(herd.ids, tile, strict=False)))
+        return self._at[key]
 
     def uses(self, herd: HerdOp) -> tuple[TileUse, ...]:
         """What the tiles of a herd op reach, tiles that reach the same together."""

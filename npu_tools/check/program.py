@@ -1,0 +1,103 @@
+"""The legality check of AIR programs: every rule over one program on one device.
+
+    report = check_program_text(text, "gemm.mlir", device("npu2"))
+    report.ok, report.findings
+
+An error that is `certain` is one the toolchain surely refuses, whatever the compile options; the rest says what is
+likely, or what depends on an option. It does not run the program, and does not judge numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from npu_tools.air import Program, parse_program
+from npu_tools.check import (
+    cascade,
+    channels,
+    dma_channels,
+    launches,
+    linking,
+    memory,
+    memory_space,
+    placement,
+    shim,
+    traps,
+    windows,
+)
+from npu_tools.check.subject import CheckOptions, Rule, Subject
+from npu_tools.check.walk import Facts
+from npu_tools.device import Device
+from npu_tools.errors import ProgramSyntaxError
+from npu_tools.findings import Finding
+
+RULES: tuple[Rule, ...] = (
+    memory_space.find,
+    channels.find,
+    linking.find,
+    placement.find,
+    memory.find,
+    windows.find,
+    dma_channels.find,
+    cascade.find,
+    launches.find,
+    shim.find,
+    traps.find,
+)
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check came to: whether the text is a program, whether nothing refuses it, and every finding."""
+
+    parsed: bool
+    ok: bool
+    findings: tuple[Finding, ...]
+
+
+def check_program(program: Program, device: Device, options: CheckOptions | None = None) -> list[Finding]:
+    """What the device or its toolchain has against a program, errors first, each at its place."""
+    subject = Subject(Facts.of(program), device, options or CheckOptions())
+    found: list[Finding] = []
+    for rule in RULES:
+        found.extend(rule(subject))
+    return sorted(_once(found), key=lambda one: (_ORDER[one.severity], not one.certain, one.line or 0, one.code))
+
+
+def check_program_text(text: str, name: str, device: Device, options: CheckOptions | None = None) -> CheckReport:
+    """The report on a program's text; text that is no program is a finding as well."""
+    try:
+        program = parse_program(text, name=name)
+    except ProgramSyntaxError as error:
+        return CheckReport(False, False, (_syntax(error),))
+    found = tuple(check_program(program, device, options))
+    return CheckReport(True, not any(one.severity == "error" for one in found), found)
+
+
+def _once(found: list[Finding]) -> list[Finding]:
+    """Findings without repetitions of one code on one line; how many there were is said in the first."""
+    kept: dict[tuple[str, int | None, str | None], Finding] = {}
+    times: dict[tuple[str, int | None, str | None], int] = {}
+    for one in found:
+        key = (one.code, one.line, one.op)
+        kept.setdefault(key, one)
+        times[key] = times.get(key, 0) + 1
+    return [
+        replace(one, message=f"{one.message} (and {times[key] - 1} more here)") if times[key] > 1 else one
+        for key, one in kept.items()
+    ]
+
+
+def _syntax(error: ProgramSyntaxError) -> Finding:
+    shown = f"\n{error.snippet}" if error.snippet else ""
+    return Finding(
+        severity="error",
+        code="syntax",
+        message=f"{error.message}{shown}",
+        line=error.line,
+        column=error.column,
+        diagnostic=error.message,
+        remedy="correct the text at this place; print it in generic form (--mlir-print-op-generic) where a custom form "
+        "is not known",
+    )
