@@ -26,6 +26,7 @@ from npu_tools.emulator.numerics import Numerics
 from npu_tools.errors import UnusableInput
 
 _LANES = 32
+_PADDING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,15 @@ def packing_of(call: Call, packed: int, rows: int, k: int | None) -> Packing:
     """
     option = call.surroundings.options.get("DIM_GS")
     groups = [int(option)] if option is not None else [128, 64, 32, 256, 512, 1024]
+    fitting: list[tuple[int, Packing]] = []
     for group in groups:
         depth = k if k is not None else 2 * packed * group // (rows * (group + 6))
         packing = Packing(rows, depth, group)
-        if depth and depth % group == 0 and packing.size == packed:
-            return packing
+        # Builders pad the tile to whole words for the DMA.
+        if depth and depth % group == 0 and 0 <= packed - packing.size < _PADDING:
+            fitting.append((packed - packing.size, packing))
+    if fitting:
+        return min(fitting, key=lambda found: found[0])[1]
     raise UnusableInput(
         f"@{call.symbol}: {packed} packed bytes do not hold {rows} rows of int4 weights"
         + (f" of depth {k}" if k is not None else "")
