@@ -31,7 +31,7 @@ class OneRef:
         for start, size, stride in zip(self.starts, self.shape, self.strides, strict=True):
             first = int(np.broadcast_to(start, self.data.shape[:2])[x, y])
             cut.append(slice(first, first + (size - 1) * stride + 1, stride))
-        return self.data[(x, y, *cut)]
+        return self.data[(x, y, *cut, ...)]
 
     def read(self):
         lanes = self.data.shape[:2]

@@ -289,6 +289,12 @@ def _ceil_div(a: Any, b: Any) -> Any:
     return np.floor_divide(a, b) + (np.fmod(a, b) != 0)
 
 
+divide_integers = _checked(_div_toward_zero, "integer division")
+"""Signed division towards zero.
+
+Raises:
+    Fault: a divisor is zero.
+"""
 divsi = integer_binary(_checked(_div_toward_zero, "arith.divsi"), _checked(_python_div, "arith.divsi"))
 remsi = integer_binary(
     _checked(np.fmod, "arith.remsi"), _checked(lambda a, b: a - _python_div(a, b) * b, "arith.remsi")

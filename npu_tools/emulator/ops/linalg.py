@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from npu_tools.emulator.ops.arith import quiet
+from npu_tools.emulator.ops.arith import divide_integers, quiet
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.domain import over, plain_dims
 from npu_tools.emulator.ops.linalg_generic import LOWERINGS as GENERIC
@@ -131,12 +131,8 @@ def hardware(name: str, exact: Function) -> Lower:
     return lower
 
 
-def _divide(a: Any, b: Any) -> Any:
-    if np.asarray(a).dtype.kind == "f":
-        return np.divide(a, b)
-    return np.trunc(
-        np.divide(a, b, dtype=np.float64, where=np.broadcast_to(b != 0, np.broadcast_shapes(a.shape, b.shape)))
-    )
+def _divide(a: Array, b: Array) -> Any:
+    return np.divide(a, b) if a.dtype.kind == "f" else divide_integers(a, b)
 
 
 def _rsqrt(x: Array) -> Any:
