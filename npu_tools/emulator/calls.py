@@ -88,6 +88,9 @@ class Externals:
         memrefs = {index for index, value in enumerate(op.arguments) if is_memref(value)}
         reads = [(index, slots[index]) for index in kernel.reads if index in memrefs]
         writes = [(index, slots[index]) for index in kernel.writes if index in memrefs]
+        if "copy" in symbol:
+            # A copy that fills its target in part leaves the rest as it was: that is no read.
+            reads = [(index, slot) for index, slot in reads if index not in kernel.writes]
         both = {index for index, _ in reads} & {index for index, _ in writes}
         numerics = machine.numerics
         run = kernel.run

@@ -39,6 +39,8 @@ class Stream:
     depth: int
     chunks: deque[Chunk] = field(default_factory=deque[Chunk])
     available: int = 0
+    """Elements that can be taken; bytes where the channel carries several element types."""
+    wanted: int = 0
     puts: int = 0
     gets: int = 0
     put_elements: int = 0
@@ -48,8 +50,8 @@ class Stream:
 
     @property
     def full(self) -> bool:
-        """Whether a sender that waits for room has to."""
-        return len(self.chunks) >= self.depth
+        """Whether a sender that waits for room has to; not while a receiver waits for more than is there."""
+        return len(self.chunks) >= self.depth and self.available >= self.wanted
 
     def push(self, chunk: Chunk) -> None:
         """Add what a put brought."""
@@ -61,6 +63,7 @@ class Stream:
     def take(self, count: int) -> tuple[Array, Array | None, float]:
         """The next `count` elements, which must be there, their unwritten mask, and when the last arrived."""
         self.available -= count
+        self.wanted = 0
         self.gets += 1
         self.get_elements += count
         chunk = self.chunks[0]
@@ -95,7 +98,8 @@ class Channel:
     broadcast: tuple[int, ...] | None
     depth: int
     streams: dict[Where, Stream] = field(default_factory=dict[Where, Stream])
-    element_type: Any = None
+    mixed: bool = False
+    """Whether puts and gets name different element types: elements then travel as the device's bytes."""
     _targets: dict[Where, list[Stream]] = field(default_factory=dict[Where, "list[Stream]"])
 
     def stream(self, index: Where) -> Stream:

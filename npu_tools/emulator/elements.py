@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
@@ -20,7 +21,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.types import Fault
+from npu_tools.emulator.types import Array, Fault
 
 _WIDTHS = (8, 16, 32, 64)
 
@@ -66,6 +67,20 @@ def bits_of(element_type: Attribute) -> int:
             return element_type.width.data
         case _:
             return dtype_of(element_type).itemsize * 8
+
+
+def to_device_bytes(values: Array, element_type: Attribute) -> Array:
+    """Elements [..., n] as the bytes [..., n * size] they are on the device."""
+    exact = values.astype(ml_dtypes.bfloat16) if isinstance(element_type, BFloat16Type) else values
+    return np.ascontiguousarray(exact).view(np.uint8)
+
+
+def from_device_bytes(data: Array, element_type: Attribute) -> Array:
+    """The elements [n] that bytes stand for."""
+    dense = np.ascontiguousarray(data)
+    if isinstance(element_type, BFloat16Type):
+        return dense.view(ml_dtypes.bfloat16).astype(np.float32)
+    return dense.view(dtype_of(element_type))
 
 
 def static_shape(memref: MemRefType[Any]) -> tuple[int, ...]:

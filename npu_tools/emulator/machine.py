@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import MemRefType
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
 from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp
@@ -74,7 +74,12 @@ class Machine:
         self._buffers: dict[str, Buffer] = {}
         self._codes: dict[Operation, Code] = {}
         self._seen: set[tuple[str, int, int]] = set()
+        carried: dict[str, Attribute] = {}
         for op in program.module.walk():
+            if isinstance(op, ChannelPutOp | ChannelGetOp):
+                element = memops.memref_type(op.memref).element_type
+                if carried.setdefault(op.chan_name, element) != element and op.chan_name in self.channels:
+                    self.channels[op.chan_name].mixed = True
             if isinstance(op, memref.GlobalOp):
                 self.globals[op.sym_name.data] = op
             elif isinstance(op, ChannelOp):
@@ -180,10 +185,13 @@ class Machine:
             )
         )
 
+    def fault_at(self, fault: Fault, task: Task, op: Operation) -> None:
+        """Make a finding of a fault that a task met at an op."""
+        text = f"{task.label}: {fault.message}"
+        self.blame(Fault(fault.code, text, fault.remedy, diagnostic=fault.diagnostic), op)
+
     def _fault_in(self, fault: Fault, task: Task) -> None:
-        op = task.code.ops[task.pc] or self.program.module
-        labelled = Fault(fault.code, f"{task.label}: {fault.message}", fault.remedy, diagnostic=fault.diagnostic)
-        self.blame(labelled, op)
+        self.fault_at(fault, task, task.code.ops[task.pc] or self.program.module)
 
     def _unwritten_in(self, read: UnwrittenRead, task: Task) -> None:
         ref = read.ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -101,6 +102,20 @@ def lower_dealloc(op: Operation, builder: Builder) -> None:
     """memref.dealloc: at once, or when operations under way are through with the buffer."""
     slot = builder.slot(op.operands[0])
     machine = builder.machine
+    if repeated_without_alloc(op):
+        place = machine.place(op)
+        machine.blame(
+            Fault(
+                "dealloc-in-loop",
+                f"{value_name(op.operands[0])} is freed in a loop{'' if place is None else f' (line {place.line})'} "
+                "that does not make it, so later iterations use it after its end; buffers of a core are laid out "
+                "before the run, so the device takes no notice, and neither does this run",
+                "move the memref.dealloc behind the loop",
+            ),
+            op,
+            "note",
+        )
+        return
 
     def dealloc(frame: Any) -> None:
         task = cast("Task", frame)
@@ -118,6 +133,17 @@ def lower_dealloc(op: Operation, builder: Builder) -> None:
             buffer.release()
 
     builder.emit(dealloc)
+
+
+def repeated_without_alloc(op: Operation) -> bool:
+    """Whether a dealloc stands in a loop that its alloc stands outside of."""
+    home = op.operands[0].owner.parent_op()
+    current = op.parent_op()
+    while current is not None and current is not home:
+        if current.name in ("scf.for", "scf.while", "scf.parallel", "scf.forall", "affine.for", "affine.parallel"):
+            return True
+        current = current.parent_op()
+    return False
 
 
 def view_lists(op: Operation) -> tuple[list[int | SSAValue], list[int | SSAValue], list[int | SSAValue]]:
@@ -204,7 +230,7 @@ def merged_strides(part: MemRef, groups: Sequence[Sequence[int]]) -> tuple[int, 
     strides: list[int] = []
     for group in groups:
         wide = [axis for axis in group if part.shape[axis] > 1]
-        for outer, inner in zip(wide, wide[1:], strict=False):
+        for outer, inner in pairwise(wide):
             if part.strides[outer] != part.shape[inner] * part.strides[inner]:
                 raise Fault(
                     "bad-view",
@@ -269,7 +295,7 @@ def lower_reinterpret(op: Operation, builder: Builder) -> None:
     offsets, sizes, strides = view_lists(op)
     shape, steps = all_numbers(sizes, "the sizes"), all_numbers(strides, "the strides")
     offset = offsets[0] if offsets else 0
-    moving = None if isinstance(offset, int) else builder.slot(offset)
+    fixed, moving = (offset, None) if isinstance(offset, int) else (0, builder.slot(offset))
     source, result = builder.slot(op.operands[0]), builder.slot(op.results[0])
 
     def reinterpret(frame: Any) -> None:
@@ -277,7 +303,7 @@ def lower_reinterpret(op: Operation, builder: Builder) -> None:
         part = cast("MemRef", regs[source])
         buffer = part.buffer
         start = MemRef(buffer, (buffer.size,), (1,), 0, 0, 0, part.x0, part.y0, part.gx, part.gy)
-        regs[result] = start.linear(offset if moving is None else regs[moving], shape, steps, what="the view")
+        regs[result] = start.linear(fixed if moving is None else regs[moving], shape, steps, what="the view")
 
     builder.emit(reinterpret)
 

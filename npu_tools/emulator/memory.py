@@ -24,6 +24,57 @@ POISON = {"f": np.nan, "i": -85, "u": 170, "b": True}
 """What an element nobody wrote reads as, by numpy kind: NaN, and 0xAA bytes for integers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A window that reaches beyond its memref: what of it lies inside is read and written, the rest is not there."""
+
+    ref: MemRef
+    offset: Index
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def _places(self) -> tuple[Array, Array]:
+        """For each lane and element its place in the memref, 0 where there is none, and whether there is one."""
+        ref = self.ref
+        offset = np.broadcast_to(np.asarray(self.offset), (ref.gx, ref.gy))
+        places = offset.reshape(ref.gx, ref.gy, *(1 for _ in self.shape))
+        for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            steps = np.arange(size) * stride
+            places = places + steps.reshape(*(1 for _ in self.shape[:axis]), -1, *(1 for _ in self.shape[axis + 1 :]))
+        inside = (places >= 0) & (places < ref.extent)
+        return np.where(inside, places, 0), inside
+
+    def read(self) -> Array:
+        """Values [gx, gy, *shape], with a telling value for what lies outside."""
+        places, inside = self._places()
+        flat = self.ref.flat_view()
+        values = np.empty(places.shape, flat.dtype)
+        for x, y in np.ndindex(*places.shape[:2]):
+            lane = flat[x if flat.shape[0] > 1 else 0, y if flat.shape[1] > 1 else 0]
+            values[x, y] = lane[places[x, y]]
+        values[~inside] = POISON[flat.dtype.kind]
+        return values
+
+    def write(self, values: Array) -> None:
+        """Write what lies inside, lane after lane."""
+        places, inside = self._places()
+        self.ref.buffer.separate(self.ref.buffer.lanes)
+        self.ref.buffer.all_written()
+        flat = self.ref.flat_view()
+        wide = np.broadcast_to(values, places.shape)
+        for x, y in np.ndindex(*places.shape[:2]):
+            lane = flat[x if flat.shape[0] > 1 else 0, y if flat.shape[1] > 1 else 0]
+            lane[places[x, y][inside[x, y]]] = wide[x, y][inside[x, y]]
+
+
+class OutsideWindow(Fault):
+    """A window of data movement reaches beyond its memref."""
+
+    def __init__(self, outside: Outside, message: str, remedy: str) -> None:
+        super().__init__("out-of-bounds", message, remedy)
+        self.outside = outside
+
+
 class UnwrittenRead(Exception):
     """An instruction reads elements nobody has written. The scheduler reports it, poisons them and tries again."""
 
@@ -434,8 +485,8 @@ class MemRef:
                 low += (size - 1) * stride
         extent = self.extent
         if low < 0 or high >= extent:
-            raise Fault(
-                "out-of-bounds",
+            raise OutsideWindow(
+                Outside(self, offset, shape, strides),
                 f"{what} of {self.buffer.name} touches elements {low} to {high}, but the memref holds {extent} "
                 f"(0 to {extent - 1}): {'it starts before the buffer' if low < 0 else f'{high - extent + 1} too many'}",
                 f"make offset + Σ (size-1)·stride stay under {extent}: sizes {list(shape)}, strides {list(strides)}",
@@ -452,6 +503,10 @@ class MemRef:
             self.gx,
             self.gy,
         )
+
+    def flat_view(self) -> Array:
+        """Everything from where the memref starts, [gx|1, gy|1, extent]."""
+        return reshaped_ref(self, (self.extent,), (1,)).array()
 
     @property
     def extent(self) -> int:
@@ -481,6 +536,11 @@ class MemRef:
         if isinstance(value, np.ndarray):
             value = value.reshape(*value.shape, *part.shape)
         part.write(value)
+
+
+def reshaped_ref(part: MemRef, shape: tuple[int, ...], strides: tuple[int, ...]) -> MemRef:
+    """The same storage seen with another shape."""
+    return MemRef(part.buffer, shape, strides, part.offset, part.dx, part.dy, part.x0, part.y0, part.gx, part.gy)
 
 
 def _last_lane(view: Array, values: Any) -> Array:

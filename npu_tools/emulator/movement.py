@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 
 from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp
 from npu_tools.emulator.channels import Channel, Chunk, Stream, lane_indices
 from npu_tools.emulator.code import Builder
-from npu_tools.emulator.elements import bits_of, memory_space
+from npu_tools.emulator.elements import bits_of, from_device_bytes, memory_space, to_device_bytes
 from npu_tools.emulator.memops import memref_type
-from npu_tools.emulator.memory import LEVELS, MemRef
+from npu_tools.emulator.memory import LEVELS, MemRef, Outside, OutsideWindow
 from npu_tools.emulator.tasks import Task, Wait
 from npu_tools.emulator.types import Array, Fault, Instruction
-from npu_tools.emulator.windows import Pads, compile_window, move, padded
+from npu_tools.emulator.windows import Locate, Pads, compile_window, move, padded
+
+if TYPE_CHECKING:
+    from npu_tools.emulator.machine import Machine
 
 
 def pads_of(op: DmaMemcpyNdOp | ChannelPutOp) -> Pads | None:
@@ -47,15 +51,45 @@ def dma_instruction(op: DmaMemcpyNdOp, builder: Builder) -> Instruction:
 
     def dma(frame: Any) -> None:
         regs = frame.regs
-        destination = find_target(regs)
-        count = move(find_source(regs), destination, pads) * frame.gx * frame.gy * bits
+        task = cast("Task", frame)
+        try:
+            destination = find_target(regs)
+            count = move(find_source(regs), destination, pads) * frame.gx * frame.gy * bits
+        except OutsideWindow as fault:
+            machine.fault_at(fault, task, op)
+            partly(find_source, find_target, regs, pads)
+            return
         moved[levels] = moved.get(levels, 0) + count
         if destination.buffer.lanes == (1, 1) and not frame.soft:
-            machine.writers.wrote(cast("Task", frame), destination)
+            machine.writers.wrote(task, destination)
         if machine.trace is not None:
-            machine.trace.moved(cast("Task", frame), levels, count // 8)
+            machine.trace.moved(task, levels, count // 8)
 
     return dma
+
+
+def window_or_outside(find: Locate, regs: list[Any]) -> MemRef | Outside:
+    """The window, also where it reaches beyond its memref."""
+    try:
+        return find(regs)
+    except OutsideWindow as fault:
+        return fault.outside
+
+
+def partly(find_source: Locate, find_target: Locate, regs: list[Any], pads: Pads | None) -> None:
+    """A DMA with a window that reaches beyond its memref: move what there is."""
+    source, target = window_or_outside(find_source, regs), window_or_outside(find_target, regs)
+    if pads is not None and isinstance(source, MemRef):
+        values, _ = padded(source, pads)
+    else:
+        values = source.read() if isinstance(source, Outside) else source.array()
+    if math.prod(values.shape[2:]) != math.prod(target.shape):
+        raise Fault(
+            "count-mismatch",
+            f"{math.prod(values.shape[2:])} elements come and {math.prod(target.shape)} fit into the other window",
+            "make the products of the two size lists equal",
+        )
+    target.write(values.reshape(*values.shape[:2], *target.shape))
 
 
 def channel_of(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Channel:
@@ -71,15 +105,6 @@ def channel_of(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Channel:
             "unknown-symbol",
             f"no air.channel @{op.chan_name} is declared (declared: {declared})",
             f'add "air.channel"() {{sym_name = "{op.chan_name}"}} : () -> () to the module',
-        )
-    element = memref_type(op.memref).element_type
-    if channel.element_type is None:
-        channel.element_type = element
-    elif channel.element_type != element:
-        raise Fault(
-            "type-mismatch",
-            f"channel @{op.chan_name} carries {channel.element_type} elsewhere and {element} here",
-            "put and get memrefs of one element type",
         )
     return channel
 
@@ -104,7 +129,8 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
     machine = builder.machine
     scheduler = machine.scheduler
     level = LEVELS.get(memory_space(memref_type(op.memref)), "L3")
-    bits = bits_of(memref_type(op.memref).element_type)
+    element = memref_type(op.memref).element_type
+    bits, mixed = bits_of(element), channel.mixed
     sent = machine.counters.channel_bits
 
     def put(frame: Any) -> Any:
@@ -115,11 +141,18 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
             groups = groups * (task.gx * task.gy)
         if not task.soft and any(stream.full for group in groups for stream in group):
             return _room(task, channel, groups)
-        window = find(task.regs)
-        values, mask = (window.array(), window.unwritten_part()) if pads is None else padded(window, pads)
+        try:
+            window = find(task.regs)
+            values, mask = (window.array(), window.unwritten_part()) if pads is None else padded(window, pads)
+        except OutsideWindow as fault:
+            machine.fault_at(fault, task, op)
+            values, mask = fault.outside.read(), None
         count = int(np.prod(values.shape[2:]))
         flat = _flat_copy(values, count)
         masks = None if mask is None else _flat_copy(mask, count)
+        if mixed:
+            flat = to_device_bytes(flat, element)
+            masks = None if masks is None else np.repeat(masks, bits // 8, axis=2)
         for lane, group in enumerate(groups):
             x, y = divmod(lane, task.gy)
             data = _lane(flat, x, y)
@@ -169,20 +202,20 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     machine = builder.machine
     scheduler = machine.scheduler
     level = LEVELS.get(memory_space(memref_type(op.memref)), "L3")
-    bits = bits_of(memref_type(op.memref).element_type)
+    element = memref_type(op.memref).element_type
+    bits, mixed = bits_of(element), channel.mixed
     received = machine.counters.channel_bits
-    builder_soft = builder.soft
 
     def get(frame: Any) -> Any:
         task = cast("Task", frame)
         window = find(task.regs)
-        count = window.size
+        count = window.size * (bits // 8) if mixed else window.size
         where = positions(frame)
         if len(where) == 1:
             stream = channel.stream(where[0])
             lanes = task.gx * task.gy
             if stream.available < count * lanes:
-                return _data(task, channel, [stream] * lanes, count, builder_soft)
+                return _data(machine, task, channel, [stream] * lanes, count)
             streams = [stream] * lanes
         else:
             streams = [channel.stream(index) for index in where]
@@ -190,12 +223,12 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
             for stream in streams:
                 needed[id(stream)] = needed.get(id(stream), 0) + count
             if any(stream.available < needed[id(stream)] for stream in streams):
-                return _data(task, channel, streams, count, builder_soft)
-        _receive(task, window, streams, count)
+                return _data(machine, task, channel, streams, count)
+        _receive(task, window, streams, count, element if mixed else None)
         for stream in streams:
             if stream.senders:
                 scheduler.wake(stream.senders)
-        total = count * len(streams) * bits
+        total = window.size * len(streams) * bits
         received[level, channel.name] = received.get((level, channel.name), 0) + total
         if window.buffer.lanes == (1, 1) and not task.soft:
             machine.writers.wrote(task, window)
@@ -206,8 +239,12 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     return get
 
 
-def _receive(task: Task, window: MemRef, streams: list[Stream], count: int) -> None:
+def _receive(task: Task, window: MemRef, streams: list[Stream], count: int, element: Attribute | None) -> None:
+    """Take from the streams into the window; `element` is what travelling bytes stand for."""
     taken = [stream.take(count) for stream in streams]
+    if element is not None:
+        taken = [(from_device_bytes(data, element), _by_element(mask, window.size), at) for data, mask, at in taken]
+        count = window.size
     task.clock = max(task.clock, *(clock for _, _, clock in taken))
     first = taken[0][0]
     no_mask = all(mask is None for _, mask, _ in taken)
@@ -229,7 +266,11 @@ def _receive(task: Task, window: MemRef, streams: list[Stream], count: int) -> N
     window.write(values.reshape(task.gx, task.gy, *window.shape), unwritten)
 
 
-def _data(task: Task, channel: Channel, streams: list[Stream], count: int, soft: bool) -> Wait:
+def _by_element(mask: Array | None, count: int) -> Array | None:
+    return None if mask is None else mask.reshape(count, -1).any(axis=1)
+
+
+def _data(machine: Machine, task: Task, channel: Channel, streams: list[Stream], count: int) -> Wait:
     left = {id(stream): stream.available for stream in streams}
     ready: list[bool] = []
     for stream in streams:
@@ -238,12 +279,16 @@ def _data(task: Task, channel: Channel, streams: list[Stream], count: int, soft:
             left[id(stream)] -= count
         ready.append(enough)
     lacking = [stream for stream, enough in zip(streams, ready, strict=True) if not enough]
+    for stream in lacking:
+        stream.wanted = max(stream.wanted, count)
+        if stream.senders:
+            machine.scheduler.wake(stream.senders)
     mask = np.array(ready).reshape(task.gx, task.gy)
 
     def detail() -> str:
         stream = lacking[0]
         return (
-            f"{count} elements from channel @{channel.name}{list(stream.index)}, where {stream.available} are "
+            f"{count} {'bytes' if channel.mixed else 'elements'} from channel @{channel.name}{list(stream.index)}, where {stream.available} are "
             f"({stream.puts} puts of {stream.put_elements} elements, {stream.gets} gets of {stream.get_elements})"
         )
 
@@ -252,7 +297,7 @@ def _data(task: Task, channel: Channel, streams: list[Stream], count: int, soft:
         [stream.receivers for stream in lacking],
         detail,
         ready=mask if mask.any() else None,
-        soft=soft,
+        soft=task.soft,
         streams=lacking,
         needed=count,
     )

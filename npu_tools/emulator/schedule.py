@@ -184,9 +184,8 @@ class Scheduler:
             for pending in task.pending:
                 for buffer, pending_writes in pending.touches:
                     if buffer is ref.buffer and (writes or pending_writes):
-                        name = buffer.name
-                        what = pending.what
-                        return Wait("hazard", [pending.waiters], lambda: f"{what}, which is still using {name}")
+                        text = f"{pending.what}, which is still using {buffer.name}"
+                        return Wait("hazard", [pending.waiters], text.__str__)
         return None
 
     def _signal(self, task: Task, signal: Any) -> None:

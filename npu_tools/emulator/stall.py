@@ -65,7 +65,7 @@ def _pass_by(machine: Machine, waiting: list[Task]) -> bool:
     """Release the outermost, oldest soft wait."""
     for task in waiting:
         wait = task.wait
-        if wait is None or not wait.soft:
+        if wait is None or not wait.soft or task.beside:
             continue
         scheduler = machine.scheduler
         scheduler.waiting.pop(id(task), None)

@@ -102,6 +102,8 @@ class Task:
     wait: Wait | None = None
     pending: list[Pending] = field(default_factory=list[Pending])
     children: list[Pending] = field(default_factory=list[Pending])
+    beside: bool = False
+    """Whether it only executes an operation its body has gone past; then it just waits."""
     unsafe_pc: int = -1
     """Where a hazard is ignored once, since nothing else can go on."""
     clock: float = 0.0
@@ -219,5 +221,6 @@ def detached(task: Task, start: int, stop: int, what: str, op: Operation | None)
         soft=True,
         at=task.at,
         pc=start,
+        beside=True,
         clock=task.clock,
     )
