@@ -40,18 +40,28 @@ def device(
     as_json: JsonFlag = False,
 ) -> None:
     """What the devices allow: every limit with its unit, kind, source and status."""
-    from npu_tools.device import device as find
-    from npu_tools.device import device_names
+    from dataclasses import asdict
 
-    devices = [find(each) for each in ([name] if name else device_names())]
-    data = {each.name: each.as_dict() for each in devices}
-    if emit(data if name is None else data[devices[0].name], as_json):
+    from npu_tools.device import device as find
+    from npu_tools.device import devices
+
+    chosen = (find(name),) if name else devices()
+    data = {
+        each.name: {
+            "title": each.title, "architecture": each.architecture, "names": each.names, "pci_ids": each.pci_ids,
+            "source": each.source, "limits": [asdict(limit) for limit in each.limits.values()],
+        }
+        for each in chosen
+    }  # fmt: skip
+    if emit({"devices": data}, as_json):
         return
-    for each in devices:
+    for each in chosen:
         console.print(f"[bold]{each.name}[/] {escape(each.title)}")
         table = _table("limit", "value", "unit", "kind", "status", "source")
-        for limit in each.limits():
-            table.add_row(limit.name, f"{limit.value:g}", limit.unit, limit.kind, limit.status, escape(limit.source))
+        for limit in each.limits.values():
+            said = "; ".join(f"{claim.value} in {claim.source}" for claim in limit.alternatives)
+            source = limit.source + (f" (disputed: {said})" if said else "")
+            table.add_row(limit.name, str(limit.value), limit.unit, limit.kind, limit.status, escape(source))
         console.print(table)
 
 
@@ -220,22 +230,31 @@ def predict(
     settings: SetOption = None,
     model: Annotated[Path | None, typer.Option(help="A whole model: its Hugging Face config.json.")] = None,
     seq: SeqOption = 2048,
+    context: Annotated[int, typer.Option(min=1, help="With --model: tokens in the cache while decoding.")] = 64,
     device: DeviceOption = "npu2",
     as_json: JsonFlag = False,
 ) -> None:
     """Modelled time, from a fit to published measurements, with its uncertainty. Never a measurement."""
-    from npu_tools.cost import predict_kernel, predict_model
+    from npu_tools.estimate import estimate_kernel, estimate_model
 
     if (kernel is None) == (model is None):
         fail("give one of: --kernel NAME --shape …, --model CONFIG.json", as_json=as_json)
     if kernel is not None:
         if shape is None:
             fail("--kernel needs --shape, as in --shape 2048x2048x8192", as_json=as_json)
-        answer = predict_kernel(kernel, shape, _pairs(settings, as_json), device).as_dict()
+        answer = estimate_kernel(kernel, shape, _pairs(settings, as_json), device).as_dict()
     else:
         from mcp_server.npu import read_config
 
-        answer = predict_model(read_config(_places(), str(model)), seq, device).as_dict()
+        found = estimate_model(read_config(_places(), str(model)), seq, context)
+        if not hasattr(found, "tokens_per_s"):
+            refused = found.as_dict()
+            if not emit({"findings": [refused]}, as_json):
+                _show_findings([refused])
+            sys.exit(1)
+        answer = found.as_dict()
+        answer["low"] = {"ttft_s": answer["ttft_low_s"], "tokens_per_s": answer["tokens_low"]}
+        answer["high"] = {"ttft_s": answer["ttft_high_s"], "tokens_per_s": answer["tokens_high"]}
     if not emit(answer, as_json):
         _show_facts(answer)
 
@@ -250,17 +269,12 @@ def tune_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Legal tile configurations of a kernel for a shape, fastest by the cost model first."""
-    from npu_tools.check import check_kernel
-    from npu_tools.cost import tune
+    from npu_tools.estimate import tune_kernel
 
-    def legal(candidate: dict[str, Any]) -> bool:
-        return check_kernel(kernel, shape, candidate, device).ok
-
-    ranked = tune(kernel, shape, _pairs(settings, as_json), device, legal)
-    rows = [each.as_dict() for each in ranked[:limit]]
-    if emit(
-        {"kernel": kernel, "shape": shape, "label": "modelled", "legal": len(ranked), "configurations": rows}, as_json
-    ):
+    tuned = tune_kernel(kernel, shape, _pairs(settings, as_json), device, limit)
+    rows = [{"settings": dict(each.settings), **each.prediction.as_dict()} for each in tuned.ranked]
+    found = {"kernel": kernel, "shape": shape, "label": "modelled", "tried": tuned.tried, "refused": tuned.refused}
+    if emit({**found, "configurations": rows}, as_json):
         return
     table = _table("modelled µs", "low", "high", "settings")
     for row in rows:

@@ -20,8 +20,8 @@ from pydantic import Field
 from mcp_server.npu_replies import (
     CheckReply,
     GateReply,
-    JobReply,
     JobAnswer,
+    JobReply,
     check_reply,
     findings_in,
     gate_reply,
@@ -221,14 +221,14 @@ def source_of(places: Places, program: str | None, text: str | None, artefact: s
 
 def kernel_answer(kernel: str, shape: str, settings: dict[str, Any], device: str) -> dict[str, Any]:
     """Check of a kernel with its shape and tile configuration."""
-    from npu_tools.check import check_kernel
+    from npu_tools.check.kernel import check_kernel
 
     return check_kernel(kernel, shape, settings, device).as_dict()
 
 
 def model_answer(places: Places, config: str, seq_len: int, device: str) -> dict[str, Any]:
     """Check of a whole model from its config.json."""
-    from npu_tools.check import check_model
+    from npu_tools.check.model import check_model
 
     return check_model(read_config(places, config), seq_len, device).as_dict()
 

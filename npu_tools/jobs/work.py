@@ -7,6 +7,7 @@ says whether to stop.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,12 +54,14 @@ def perform(kind: str, request: dict[str, Any], teller: Teller) -> dict[str, Any
 def check(request: CheckRequest) -> dict[str, Any]:
     """Findings about a program: {"parsed", "ok", "device", "findings"}."""
     from npu_tools.check import check_program_text
+    from npu_tools.device import device
 
-    report = check_program_text(request.program.text, request.program.name, request.device)
+    target = device(request.device)
+    report = check_program_text(request.program.text, request.program.name, target)
     return {
         "parsed": report.parsed,
         "ok": report.ok,
-        "device": request.device,
+        "device": target.name,
         "findings": [finding.as_dict() for finding in report.findings],
     }
 
@@ -66,8 +69,10 @@ def check(request: CheckRequest) -> dict[str, Any]:
 def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
     """Run a program: {"ok", "ran_on", "modelled_us", "wall_s", "counters", "diagnostics", "outputs", …}."""
     from npu_tools.air import parse_program
-    from npu_tools.arrays import choose_function, fitted, read_arrays, seeded, signature, write_arrays
-    from npu_tools.emulator import run_program
+    from npu_tools.arrays import fitted, read_arrays, seeded, signature, write_arrays
+    from npu_tools.emulator.numerics import Numerics
+    from npu_tools.emulator.run import choose_function, run_program
+    from npu_tools.estimate import estimate_run
 
     if request.backend == "xrt":
         raise UnusableInput(
@@ -88,31 +93,31 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
         inputs = fitted(read_arrays(Path(request.inputs)), arguments)
     else:
         inputs = seeded(arguments, request.seed or 0)
+    numerics = Numerics(request.numerics, report=request.rounding)
     result = run_program(
         program,
         inputs,
         function=function.sym_name.data,
-        numerics=request.numerics,
+        numerics=numerics,
         grouping=request.grouping,
         timeout_s=request.timeout_s,
         max_bytes=int(request.memory_mb * 1e6),
-        progress=teller.progress,
+        progress=lambda executed: teller.progress(executed, 0, f"{executed:,} instructions"),
         cancelled=teller.cancelled,
         trace=bool(request.timeline or request.tile_map),
-        rounding=request.rounding,
     )
     outputs = None
     if result.outputs:
         outputs = request.outputs or str(teller.folder / "out.npz")
         write_arrays(Path(outputs), result.outputs)
-    answer = _ran(result.ok, started, result.counters, [f.as_dict() for f in result.findings], outputs)
-    answer["modelled_us"] = _modelled_us(result.counters) if result.ok else None
+    answer = _ran(result.ok, started, result.counters.as_dict(), [f.as_dict() for f in result.findings], outputs)
+    answer["modelled_us"] = estimate_run(answer["counters"]) if result.ok else None
     if request.inputs is None:
         answer["inputs"] = f"standard normal from seed {request.seed or 0}, over the root of the last extent"
     if result.trace is not None:
         answer["pictures"] = _pictures(result.trace, request)
     if request.rounding:
-        answer["rounding"] = result.rounding
+        answer["rounding"] = [asdict(row) for row in (numerics.report.sorted() if numerics.report else [])]
     return answer
 
 
@@ -128,12 +133,6 @@ def _ran(
         "diagnostics": diagnostics,
         "outputs": outputs,
     }
-
-
-def _modelled_us(counters: dict[str, Any]) -> float | None:
-    from npu_tools.cost import predict_counters
-
-    return predict_counters(counters)
 
 
 def _pictures(trace: Any, request: RunRequest) -> dict[str, str]:
