@@ -94,9 +94,9 @@ class Stream:
         }
 
     def findings(self, device: Device) -> list[Finding]:
-        return [finding for finding in self._all(device) if finding is not None]
+        return [finding for finding in self.faults(device) if finding is not None]
 
-    def _all(self, device: Device) -> Iterator[Finding | None]:
+    def faults(self, device: Device) -> Iterator[Finding | None]:
         tile_name, x_name, y_name = self.names
         lanes = self.tile * self.tiles
         yield herd(device, self.columns, self.rows, names=(x_name, y_name))

@@ -6,11 +6,12 @@ A builder's launches are ordinary kernels, each checked by its own rules; here a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from npu_tools.architectures import Dimensions
 from npu_tools.check import attention, elementwise, gemm, gemv, rowwise
+from npu_tools.check.measured import gemm_row
 from npu_tools.check.search import Case
 from npu_tools.check.settings import Settings, Value
 from npu_tools.device import Device
@@ -52,11 +53,41 @@ class Elf:
         return {"launches": len(self.launches)}
 
     def figures(self, device: Device) -> dict[str, int]:
+        """Launches with the casts, and the f32 scratch arguments: one a fused-cast GEMM, or its output stays zero."""
         del device
-        return {"launches": sum(2 if _cast(launch) else 1 for launch in self.launches)}
+        casts = sum(_cast(launch) for launch in self.launches)
+        return {"launches": len(self.launches) + casts, "f32_scratch_arguments": casts}
 
     def findings(self, device: Device) -> list[Finding]:
-        return [*self.whole, *(found for launch in self.launches for found in launch.case.findings(device))]
+        return [*self.of_the_whole(), *(found for launch in self.launches for found in launch.case.findings(device))]
+
+    def faults(self, device: Device) -> Iterator[Finding | None]:
+        yield from self.findings(device)
+
+    def of_the_whole(self) -> list[Finding]:
+        """What the stitching itself has to say."""
+        return [*self.whole, *self._objects()]
+
+    def _objects(self) -> Iterator[Finding]:
+        """Kernels whose object files bake a tile size in, and that are linked under one name."""
+        builds: dict[tuple[str, str], set[int]] = {}
+        for launch in self.launches:
+            if isinstance(launch.case, gemm.Gemm) and launch.case.method != "direct":
+                builds.setdefault((f"mm.o of {launch.case.method}", "tile_n"), set()).add(launch.case.tile_n)
+            elif isinstance(launch.case, gemv.Gemv):
+                builds.setdefault(("mv.o", "tile_m"), set()).add(launch.case.tile_m)
+        for (name, baked), sizes in builds.items():
+            if len(sizes) > 1:
+                listed = ", ".join(map(str, sorted(sizes)))
+                yield Finding(
+                    severity="note",
+                    code="object_names",
+                    message=f"{name} bakes in {baked}, and this ELF needs it for {listed}: one object for all gives "
+                    "wrong values without a message",
+                    op=self.name,
+                    source=f"{BUILDERS}/gemm_builder.py (disambiguate_by_tile_n) @ e972f2942",
+                    remedy=f"build one object a {baked}, with symbols renamed",
+                )
 
     def choices(self, device: Device) -> Mapping[str, Sequence[Value]]:
         del device
@@ -69,9 +100,11 @@ def _cast(launch: Launch) -> bool:
 
 def project(role: str, m: int, k: int, n: int, device: Device) -> Launch:
     """A prefill projection. Stitched, a method fixes tile_m (64 fused-cast and direct, 32 drain); short contexts
-    take fewer columns instead. Without a legal high-precision build the direct one is taken, as upstream does."""
+    take fewer columns instead. Where only the direct path was measured, or high precision has no legal build, the
+    direct one is taken, as upstream does for the widest FFNs."""
     tried: gemm.Gemm | None = None
-    for precision in ("high", "low"):
+    only_low = gemm_row(m, k, n, "bf16", "high") is None and gemm_row(m, k, n, "bf16", "low") is not None
+    for precision in ("low", "high") if only_low else ("high", "low"):
         for tile_m in (None, 64, 32, 16):
             raw: dict[str, object] = {"precision": precision, "stitched": True}
             if tile_m:
@@ -176,7 +209,15 @@ def ffn(model: Dimensions, seq: int, device: Device) -> list[Elf]:
     shape = (seq, emb, hidden)
     if fuses_ffn(hidden):
         return [Elf("o_ffn", shape, (*head, gate, up, activation, *tail))]
-    down = Elf("down_add", (seq, hidden, emb), tuple(tail))
+    first = Finding(
+        severity="note",
+        code="launch_order",
+        message=f"down (k = {hidden}) must be the first launch of its ELF; later in one it gave NaN",
+        op="down_add",
+        source="Xilinx/mlir-air programming_examples/llms/qwen25_0_5b/ARCHITECTURE.md @ e972f2942",
+        certain=False,
+    )
+    down = Elf("down_add", (seq, hidden, emb), tuple(tail), (first,))
     if hidden < FUSED_FFN_MOST:
         return [Elf("o_ffn_head", shape, (*head, gate, up, activation)), down]
     middle = [Elf("gate_up", shape, (gate, up))] if hidden <= GATE_UP_MOST else []

@@ -123,17 +123,16 @@ class Gemm:
         }
 
     def findings(self, device: Device) -> list[Finding]:
-        found = [
-            *self._tiling(device),
-            memory(device, "core", self.l1_parts()),
-            memory(device, "memtile", self.l2_parts()),
-            stride(device, "B's descriptor", self.b_stride_words, self.tile_k_l2 * self.n)
-            if self.l2_trips > 1
-            else None,
-            *self._silent(),
-            *self._method(device),
-        ]
-        return [finding for finding in found if finding is not None]
+        return [finding for finding in self.faults(device) if finding is not None]
+
+    def faults(self, device: Device) -> Iterator[Finding | None]:
+        yield memory(device, "core", self.l1_parts())
+        yield memory(device, "memtile", self.l2_parts())
+        if self.l2_trips > 1:
+            yield stride(device, "B's descriptor", self.b_stride_words, self.tile_k_l2 * self.n)
+        yield from self._tiling(device)
+        yield from self._silent()
+        yield from self._method(device)
 
     def _tiling(self, device: Device) -> Iterator[Finding | None]:
         yield herd(device, self.herd_m, self.herd_n, names=("herd_m", "herd_n"))
@@ -288,9 +287,9 @@ def _preferred(
     over_m = _splits(m, base, given.integer("tile_m", 0, least=0), given.integer("herd_m", 0, least=0), device.columns)
     over_n = _splits(n, 128, given.integer("tile_n", 0, least=0), given.integer("herd_n", 0, least=0), device.core_rows)
     over_k = _k_splits(k, given.integer("tile_k_l2", 0, least=0), given.integer("tile_k_l1", 0, least=0))
-    for tile_m, herd_m in over_m[:6]:
-        for tile_n, herd_n in over_n[:6]:
-            for tile_k_l2, tile_k_l1 in over_k[:16]:
+    for tile_m, herd_m in over_m[:4]:
+        for tile_n, herd_n in over_n[:5]:
+            for tile_k_l2, tile_k_l1 in over_k[:10]:
                 yield (tile_m, tile_k_l2, tile_k_l1, tile_n), (herd_m, herd_n)
 
 

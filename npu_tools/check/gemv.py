@@ -93,9 +93,9 @@ class Gemv:
         }
 
     def findings(self, device: Device) -> list[Finding]:
-        return [finding for finding in self._all(device) if finding is not None]
+        return [finding for finding in self.faults(device) if finding is not None]
 
-    def _all(self, device: Device) -> Iterator[Finding | None]:
+    def faults(self, device: Device) -> Iterator[Finding | None]:
         lanes = self.tile_m * self.herd_m
         yield herd(device, self.herd_m, 1, names=("herd_m", "rows"))
         yield multiple(
@@ -114,9 +114,9 @@ class Gemv:
         yield self._panels(device)
         yield memory(device, "core", self.l1_parts())
         yield self._split(repeats(device, "one queue entry feeds b", self.b_reads))
-        if self.tiled:
+        if self.tiled and not _in_two(self.launches // self.loop_tiling, device.repeat_max + 1):
             host_loop = self.launches // self.loop_tiling
-            yield self._split(repeats(device, "the host loop over launch iterations runs", host_loop))
+            yield self._split(repeats(device, "the host loop over launch iterations, in one piece, runs", host_loop))
         if self.loop_tiling > device.shim.bd_count:
             limit = device.limit("shim.bd_count")
             yield Finding(
@@ -189,27 +189,24 @@ class GemvResidual:
         }
 
     def findings(self, device: Device) -> list[Finding]:
-        found: list[Finding | None] = [
-            herd(device, self.herd_m, 2, names=("herd_m", "rows")),
-            multiple(
-                "m", self.m, "tile_m*herd_m", self.tile_m * self.herd_m, diagnostic="AssertionError", source=RESIDUAL
-            ),
-            multiple("k", self.k, "k_tile", self.k_tile, diagnostic="AssertionError", source=RESIDUAL),
-            memory(device, "core", self._l1()),
-        ]
+        return [finding for finding in self.faults(device) if finding is not None]
+
+    def faults(self, device: Device) -> Iterator[Finding | None]:
+        lanes, asserted = self.tile_m * self.herd_m, "AssertionError"
+        yield herd(device, self.herd_m, 2, names=("herd_m", "rows"))
+        yield multiple("m", self.m, "tile_m*herd_m", lanes, diagnostic=asserted, source=RESIDUAL)
+        yield multiple("k", self.k, "k_tile", self.k_tile, diagnostic=asserted, source=RESIDUAL)
+        yield memory(device, "core", self._l1())
         if self.k % 512:
-            found.append(
-                Finding(
-                    severity="error",
-                    code="k_multiple",
-                    message=f"k = {self.k} is not a multiple of 512; with other k the result was wrong",
-                    limit="k % 512 == 0",
-                    source="Xilinx/mlir-air programming_examples/llms/qwen25_0_5b/ARCHITECTURE.md @ e972f2942",
-                    remedy="use the plain GEMV and add the residual on the CPU",
-                    certain=False,
-                )
+            yield Finding(
+                severity="error",
+                code="k_multiple",
+                message=f"k = {self.k} is not a multiple of 512; with other k the result was wrong",
+                limit="k % 512 == 0",
+                source="Xilinx/mlir-air programming_examples/llms/qwen25_0_5b/ARCHITECTURE.md @ e972f2942",
+                remedy="use the plain GEMV and add the residual on the CPU",
+                certain=False,
             )
-        return [finding for finding in found if finding is not None]
 
     def choices(self, device: Device) -> Mapping[str, Sequence[Value]]:
         return {"tile_m": (2, 4, 8, 16), "herd_m": list(range(device.columns, 0, -1)), "k_tile": (512,)}
@@ -251,9 +248,9 @@ class GemvSwiglu:
         }
 
     def findings(self, device: Device) -> list[Finding]:
-        return [finding for finding in self._all(device) if finding is not None]
+        return [finding for finding in self.faults(device) if finding is not None]
 
-    def _all(self, device: Device) -> Iterator[Finding | None]:
+    def faults(self, device: Device) -> Iterator[Finding | None]:
         asserted = "AssertionError"
         yield herd(device, self.herd_m, self.n_cascade, names=("herd_m", "n_cascade"))
         yield multiple("m", self.m, "tile_m*herd_m", self.tile_m * self.herd_m, diagnostic=asserted, source=SWIGLU)
@@ -299,6 +296,11 @@ class GemvSwiglu:
             "n_cascade": range(2, device.core_rows + 1),
             "herd_m": list(range(device.columns, 0, -1)),
         }
+
+
+def _in_two(times: int, most: int) -> bool:
+    """Whether a loop folds into two nested ones of at most `most` trips: 768 ran, 1187, a prime, does not."""
+    return times <= most or any(times % inner == 0 and times // inner <= most for inner in range(2, most + 1))
 
 
 def resolve(extents: tuple[int, ...], given: Settings, device: Device) -> Gemv:

@@ -26,7 +26,7 @@ from npu_tools.device import device as find_device
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 
-PADDINGS = 24
+PADDINGS = 12
 """Larger shapes tried for a remedy; one that fails costs up to 20 ms."""
 Resolve = Callable[[tuple[int, ...], Settings, Device], Case]
 
@@ -92,6 +92,22 @@ def check_kernel(
     )
 
 
+def resolve_kernel(
+    name: str, shape: str | Sequence[int], settings: Mapping[str, object] | None = None, device: str | Device = "npu2"
+) -> Case:
+    """The case behind a kernel, shape and settings: every setting chosen, nothing judged.
+
+    Raises:
+        UnknownKernel, UnusableInput, UnknownDevice: as `check_kernel`.
+    """
+    target = device if isinstance(device, Device) else find_device(device)
+    family = _family(name)
+    given = Settings(settings)
+    case = family.resolve(_extents(family, shape), given, target)
+    given.refuse_unread(family.name)
+    return case
+
+
 def kernels() -> tuple[Family, ...]:
     """Every kernel that can be checked."""
     return _FAMILIES
@@ -137,14 +153,14 @@ def _extents(family: Family, shape: str | Sequence[int]) -> tuple[int, ...]:
 def _remedied(case: Case, target: Device, family: Family, settings: Mapping[str, object] | None) -> Iterator[Finding]:
     """The findings, each error with the nearest configuration that passes."""
     if isinstance(case, fused.Elf):
-        yield from case.whole
         yield from elf_findings(case, target)
         return
     yield from with_remedies(case, target, padded=partial(_padded, case, target, family, settings))
 
 
 def elf_findings(elf: fused.Elf, target: Device) -> Iterator[Finding]:
-    """Findings of each launch of an ELF, named by its role; equal launches are told once."""
+    """Findings of an ELF and of each of its launches, named by its role; equal launches are told once."""
+    yield from elf.of_the_whole()
     told: set[tuple[str, tuple[int, ...], str]] = set()
     alike = {(launch.kernel, launch.case): launch for launch in reversed(elf.launches)}
     for launch in reversed(alike.values()):

@@ -141,7 +141,6 @@ def _planned(model: Dimensions, seq: int, target: Device) -> ModelReport:
 def _elfs(elfs: tuple[Elf, ...], target: Device) -> Iterator[Finding]:
     told: set[tuple[str, str]] = set()
     for elf in elfs:
-        yield from elf.whole
         for finding in elf_findings(elf, target):
             if finding.severity == "note" and (finding.code, "") in told:
                 continue

@@ -103,9 +103,9 @@ class Rows:
         return {"l1_bytes": sum(self._l1().values()), "tiles": self.tiles, "trips": self.trips}
 
     def findings(self, device: Device) -> list[Finding]:
-        return [finding for finding in self._all(device) if finding is not None]
+        return [finding for finding in self.faults(device) if finding is not None]
 
-    def _all(self, device: Device) -> Iterator[Finding | None]:
+    def faults(self, device: Device) -> Iterator[Finding | None]:
         layout = LAYOUTS[self.kernel]
         what = "head_dim" if self.kernel in {"rope", "qk_norm"} else "row length"
         yield herd(device, self.herd_x, self.herd_y, names=("herd_x", "herd_y"))

@@ -285,3 +285,22 @@ def test_every_error_names_its_source() -> None:
         shape = "x".join("97" for axis in family.axes if not axis.startswith("["))
         for finding in check_kernel(family.name, shape).findings:
             assert finding.severity != "error" or finding.source, (family.name, finding)
+
+
+def test_a_fused_elf_counts_one_f32_scratch_argument_a_fused_cast_gemm() -> None:
+    """GQA needs one, for Q; pure MHA three. Too few leave K and V zero (Xilinx/mlir-air #1689)."""
+    assert check_kernel("rms_gemms_rope", "2048x2048x512").figures["f32_scratch_arguments"] == 1
+    assert check_kernel("rms_gemms_rope", "2048x2048x2048", {"kv_heads": 32}).figures["f32_scratch_arguments"] == 3
+    assert check_kernel("o_ffn", "2048x2048x8192").figures["launches"] == 12
+
+
+def test_one_object_for_two_tile_sizes_is_pointed_out() -> None:
+    report = check_kernel("o_gemv_ffn", "2048x8192")
+    assert "object_names" not in {finding.code for finding in report.findings}
+    report = check_kernel("o_ffn", "256x960x2560")
+    assert "object_names" in {finding.code for finding in report.findings}
+
+
+def test_a_launch_loop_folds_in_two_unless_its_count_is_prime() -> None:
+    assert check_kernel("gemv", "49152x2048", {"herd_m": 8, "tile_m": 8, "m_input": 8}).ok
+    assert "repeat_count" in errors(check_kernel("gemv", "151936x1024", {"herd_m": 8, "tile_m": 4, "m_input": 4}))

@@ -176,3 +176,11 @@ def test_a_report_is_json() -> None:
         "prefill": ["rms_gemms_rope", "flash_attn", "o_ffn"],
         "decode": ["rms_gemv_rope", "o_gemv_ffn"],
     }
+
+
+def test_the_widest_ffns_take_the_only_build_that_was_measured() -> None:
+    """Qwen2.5's gate and up have a direct row and no high-precision one (kernel registry)."""
+    report = check_model(published()[4].config, 2048, name="qwen2.5-1.5b")
+    gate = next(launch for elf in report.prefill for launch in elf.launches if launch.role == "gate")
+    settings = gate.case.settings()
+    assert (settings["method"], settings["tile_k_l2"], settings["tile_n"]) == ("direct", 128, 64)
