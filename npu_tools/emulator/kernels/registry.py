@@ -23,6 +23,8 @@ from npu_tools.emulator.kernels import (
     gemm,
     gemv,
     int4,
+    q4nx,
+    q4nx_attention,
     rope,
     tiles,
 )
@@ -41,6 +43,8 @@ _FAMILIES: tuple[Family, ...] = (
     *decode.FAMILIES,
     *convolution.FAMILIES,
     *tiles.FAMILIES,
+    *q4nx.FAMILIES,
+    *q4nx_attention.FAMILIES,
 )
 
 # A rename ends in sizes: _m64, _k8192, _24_8, _hd128.
