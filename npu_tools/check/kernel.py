@@ -73,10 +73,7 @@ def check_kernel(
     """
     target = device if isinstance(device, Device) else find_device(device)
     family = _family(name)
-    extents = _extents(family, shape)
-    given = Settings(settings)
-    case = family.resolve(extents, given, target)
-    given.refuse_unread(family.name)
+    case = resolve_kernel(name, shape, settings, target)
     found = sorted(
         _remedied(case, target, family, settings), key=lambda one: ("error", "warning", "note").index(one.severity)
     )
