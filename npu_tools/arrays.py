@@ -29,7 +29,6 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
-from npu_tools.air import Program
 from npu_tools.errors import UnusableInput
 from npu_tools.gate.compare import numbers
 
@@ -46,28 +45,6 @@ class Argument:
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
     element: str
-
-
-def choose_function(program: Program, name: str | None) -> FuncOp:
-    """The function to run: the named one, or the only one with a body.
-
-    Raises:
-        UnusableInput: no such function, or a choice is needed; the text lists them.
-    """
-    functions = list(program.functions())
-    names = [function.sym_name.data for function in functions]
-    if name is not None:
-        if name not in names:
-            raise UnusableInput(f"no function {name[:80]!r} with a body in {program.name}; there are: {_and(names)}")
-        return functions[names.index(name)]
-    if len(functions) == 1:
-        return functions[0]
-    launching = [f for f in functions if any(op.name in ("air.launch", "air.segment", "air.herd") for op in f.walk())]
-    if len(launching) == 1:
-        return launching[0]
-    if not functions:
-        raise UnusableInput(f"{program.name} has no function with a body: there is nothing to run")
-    raise UnusableInput(f"{program.name} has several functions; name one: {_and(names)}")
 
 
 def signature(function: FuncOp) -> list[Argument]:
@@ -157,7 +134,7 @@ def fitted(arrays: dict[str, Array], arguments: list[Argument]) -> dict[str, Arr
     known = {argument.name for argument in arguments}
     extra = sorted(set(arrays) - known)
     if extra:
-        raise UnusableInput(f"no argument {extra[0][:40]!r}; the function takes {_and(sorted(known)) or 'none'}")
+        raise UnusableInput(f"no argument {extra[0][:40]!r}; the function takes {', '.join(sorted(known)) or 'none'}")
     ready: dict[str, Array] = {}
     for argument in arguments:
         given = arrays.get(argument.name)
@@ -230,7 +207,3 @@ def _dtype(kind: Attribute, name: str) -> np.dtype[Any]:
         case _:
             pass
     raise UnusableInput(f"{name} is of type {kind}, which is no number an array can hold")
-
-
-def _and(names: list[str]) -> str:
-    return ", ".join(f"@{name}" if not name.startswith("arg") else name for name in names[:12])

@@ -18,7 +18,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from npu_tools.arrays import choose_function, signature
+from npu_tools.air import Program, parse_program
+from npu_tools.arrays import signature
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
 from npu_tools.jobs.records import read_json, write_json
@@ -42,8 +43,8 @@ def compile_program(request: CompileRequest) -> dict[str, Any]:
             "the xrt backend needs mlir-air and Peano on a machine that has them; 'herdbook doctor' says what is missing"
         )
     started = time.monotonic()
-    target = device(request.device).name
-    key = artefact_key(request, target)
+    target = device(request.device)
+    key = artefact_key(request, target.name)
     folder = Path(request.cache) / key
     manifest = read_json(folder / MANIFEST_FILE)
     if manifest is not None and _digest(folder / PROGRAM_FILE) == manifest.get("program_digest"):
@@ -54,13 +55,13 @@ def compile_program(request: CompileRequest) -> dict[str, Any]:
         "artefact": None,
         "key": key,
         "cached": False,
-        "compiled_for": f"emulator of {target}",
+        "compiled_for": f"emulator of {target.name}",
         "function": None,
         "arguments": [],
         "findings": [finding.as_dict() for finding in report.findings],
     }
-    if report.ok and report.program is not None:
-        lowered, plan = _lower(report.program, request)
+    if report.ok:
+        lowered, plan = _lower(parse_program(request.program.text, request.program.name), request)
         answer["findings"] += [finding.as_dict() for finding in lowered]
         answer |= plan
         answer["ok"] = not any(finding.severity == "error" for finding in lowered)
@@ -110,8 +111,9 @@ def toolchain_identity() -> dict[str, str]:
     return {"npu_tools": source.hexdigest()[:16], **{name: _version(name) for name in names}}
 
 
-def _lower(program: Any, request: CompileRequest) -> tuple[list[Finding], dict[str, Any]]:
-    from npu_tools.emulator import plan_program
+def _lower(program: Program, request: CompileRequest) -> tuple[list[Finding], dict[str, Any]]:
+    from npu_tools.emulator.plan import plan_program
+    from npu_tools.emulator.run import choose_function
 
     function = choose_function(program, request.function)
     arguments = signature(function)

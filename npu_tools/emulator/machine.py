@@ -22,6 +22,7 @@ from npu_tools.emulator.elements import dtype_of, memory_space, row_major, stati
 from npu_tools.emulator.memory import Buffer, MemRef, Pool, UnwrittenRead
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.ops import LOWERINGS
+from npu_tools.emulator.relays import Relays
 from npu_tools.emulator.schedule import Limits, Scheduler
 from npu_tools.emulator.tasks import Task
 from npu_tools.emulator.trace import Recorder
@@ -58,6 +59,7 @@ class Machine:
         self.pool = Pool(max_bytes)
         self.scheduler = Scheduler(limits, self._fault_in, self._unwritten_in)
         self.parted = Signal()
+        self.relays = Relays(self)
         self.writers = Writers(lambda fault, task: self._fault_in(fault, task))
         self.functions: dict[str, func.FuncOp] = {f.sym_name.data: f for f in program.functions()}
         self.declarations = program.declarations()
@@ -130,6 +132,10 @@ class Machine:
             found = self.lower_body(op.body.block.args, op, self.describe(op), soft=not isinstance(op, HerdOp))
             self._codes[op] = found
         return found
+
+    def codes(self) -> list[Code]:
+        """The bodies of launches, segments and herds lowered so far."""
+        return list(self._codes.values())
 
     def lower_body(self, arguments: Sequence[SSAValue], op: Operation, name: str, *, soft: bool) -> Code:
         """Lower the one block of an op's region."""

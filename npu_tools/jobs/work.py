@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from npu_tools.errors import ProgramSyntaxError, UnusableInput
+from npu_tools.errors import ProgramSyntaxError, RunStopped, UnusableInput
 from npu_tools.requests import CheckRequest, CompileRequest, RunRequest
 
 
@@ -106,6 +106,8 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
         cancelled=teller.cancelled,
         trace=bool(request.timeline or request.tile_map),
     )
+    if teller.cancelled():
+        raise RunStopped("stopped by a cancel request")
     outputs = None
     if result.outputs:
         outputs = request.outputs or str(teller.folder / "out.npz")
