@@ -241,14 +241,16 @@ class Attention:
         return Finding(severity="error", code=code, message=message, diagnostic=diagnostic, source=PAGE, certain=False)
 
     def choices(self, device: Device) -> Mapping[str, Sequence[Value]]:
+        """Only what was seen to work: the shipped tiling of the head_dim and its one variation (8 Q tiles, one head)."""
+        _, lkp, tiles, unroll, dv_tile = _tiling(self.variant, self.head_dim)
         return {
             "variant": ("head-first", "seq-first", "temporal"),
-            "lqp": (128, 256, 512),
-            "lkp": (32, 64, 128),
-            "dv_tile": (64, 128),
-            "num_q_tiles": (4, 8),
+            "lqp": (256, 512),
+            "lkp": (lkp,),
+            "dv_tile": (dv_tile or lkp,),
+            "num_q_tiles": (tiles, 8),
             "num_cascade_stages": (device.core_rows,),
-            "heads_per_unroll": (1, 2),
+            "heads_per_unroll": (unroll, 1),
         }
 
 

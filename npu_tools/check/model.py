@@ -126,6 +126,7 @@ def _planned(model: Dimensions, seq: int, target: Device) -> ModelReport:
     memory = _memory(model, seq)
     found = [
         *_sequence(model, seq, target),
+        *_output((*prefill, *decode, head), target),
         *_elfs((*prefill, *decode, head), target),
         *_buffers(model, memory, target),
         *_contexts(len(prefill), len(decode), target),
@@ -178,6 +179,20 @@ def _sequence(model: Dimensions, seq: int, target: Device) -> Iterator[Finding]:
             code="positions",
             message=f"{seq} tokens are more than the model's max_position_embeddings = {model.max_positions}",
             op="prefill",
+        )
+
+
+def _output(elfs: tuple[Elf, ...], target: Device) -> Iterator[Finding]:
+    several = [elf.name for elf in elfs if len(elf.launches) > 1]
+    if target.compile_target == "npu1" and several:
+        yield Finding(
+            severity="error",
+            code="elf_output",
+            message=f"{', '.join(several)} are several launches and so ELFs; npu1 takes no ELF, and as xclbin they mis-run",
+            op="compile",
+            diagnostic="AirBackendError",
+            source="Xilinx/mlir-air python/air/backend/xrt.py @ e972f2942",
+            remedy="run on npu2, or each kernel in an xclbin of its own",
         )
 
 

@@ -184,3 +184,13 @@ def test_the_widest_ffns_take_the_only_build_that_was_measured() -> None:
     gate = next(launch for elf in report.prefill for launch in elf.launches if launch.role == "gate")
     settings = gate.case.settings()
     assert (settings["method"], settings["tile_k_l2"], settings["tile_n"]) == ("direct", 128, 64)
+
+
+def test_npu1_is_told_that_it_takes_no_elf() -> None:
+    assert {"elf_output", "device"} <= codes(check_model(LLAMA, 2048, "npu1"))
+
+
+def test_a_length_attention_does_not_divide_is_padded_and_never_retiled_into_the_unknown() -> None:
+    finding = next(finding for finding in check_model(LLAMA, 384).findings if finding.severity == "error")
+    assert finding.remedy is not None
+    assert "passes as 512x512x32x8x64 (pad with zeros)" in finding.remedy
