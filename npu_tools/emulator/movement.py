@@ -109,6 +109,11 @@ def channel_of(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Channel:
     return channel
 
 
+def is_relayed(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> bool:
+    """Whether a memtile's DMA makes this transfer: a segment does, on an L2 buffer."""
+    return builder.soft and memory_space(memref_type(op.memref)) == 1
+
+
 Positions = Callable[[Any], "list[tuple[int, ...]]"]
 
 
@@ -132,6 +137,7 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
     element = memref_type(op.memref).element_type
     bits, mixed = bits_of(element), channel.mixed
     sent = machine.counters.channel_bits
+    relayed, memref_slot = is_relayed(op, builder), builder.slot(op.memref)
 
     def put(frame: Any) -> Any:
         task = cast("Task", frame)
@@ -162,6 +168,8 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
                 if stream.receivers:
                     scheduler.wake(stream.receivers)
         total = count * len(groups) * bits
+        if relayed and not task.beside:
+            machine.relays.note(task, task.regs[memref_slot].buffer, put, op, None)
         sent[channel.name, level] = sent.get((channel.name, level), 0) + total
         if machine.trace is not None:
             machine.trace.sent(task, channel.name, where, total // 8)
@@ -205,6 +213,7 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     element = memref_type(op.memref).element_type
     bits, mixed = bits_of(element), channel.mixed
     received = machine.counters.channel_bits
+    relayed = is_relayed(op, builder)
 
     def get(frame: Any) -> Any:
         task = cast("Task", frame)
@@ -225,6 +234,8 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
             if any(stream.available < needed[id(stream)] for stream in streams):
                 return _data(machine, task, channel, streams, count)
         _receive(task, window, streams, count, element if mixed else None)
+        if relayed and not task.beside:
+            machine.relays.note(task, window.buffer, get, op, streams[0])
         for stream in streams:
             if stream.senders:
                 scheduler.wake(stream.senders)

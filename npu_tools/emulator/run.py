@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+import numpy as np
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation
@@ -163,7 +164,9 @@ def execute(machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str
     task = Task(code, regs, 1, 1, instance, soft=True)
     machine.scheduler.start(task)
     try:
-        machine.scheduler.run(lambda: give_way(machine))
+        # Overflow and NaN are results like others here, as on the device.
+        with np.errstate(all="ignore"):
+            machine.scheduler.run(lambda: give_way(machine))
     except Stopped as stopped:
         current = machine.scheduler.current
         op = current.code.ops[current.pc] if current is not None else None
@@ -171,7 +174,7 @@ def execute(machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str
         return
     except Fault:
         return
-    if machine.scheduler.waiting:
+    if any(not task.relay for task in machine.scheduler.waiting.values()):
         fault, blamed = deadlock(machine)
         machine.blame(fault, blamed.code.ops[blamed.pc] or entry)
         return

@@ -17,6 +17,7 @@ from npu_tools.emulator.lanes import Lanes, rectangles
 from npu_tools.emulator.memory import UnwrittenRead
 from npu_tools.emulator.tasks import Fork, Pending, Task, Wait, meet, part
 from npu_tools.emulator.types import Fault, LanesDiffer
+from npu_tools.errors import NpuToolsError
 
 SLICE = 4096
 """Instructions a task executes before others have their turn and the limits are looked at."""
@@ -83,7 +84,7 @@ class Scheduler:
         while True:
             while self.ready:
                 self._turn(self.ready.popleft())
-            if not self.waiting:
+            if all(task.relay for task in self.waiting.values()):
                 return
             self.check()
             if not stalled():
@@ -146,6 +147,15 @@ class Scheduler:
             task.pc = step if not task.pending else task.pc
             self.on_fault(fault, task)
             raise
+        except (ArithmeticError, LookupError, TypeError, ValueError, NpuToolsError, MemoryError) as error:
+            task.pc = step if not task.pending else task.pc
+            fault = Fault(
+                "op-failed",
+                f"the emulator could not execute this with the values at hand: {type(error).__name__}: {error}",
+                "check shapes and element types of the operands; if they are right, this is a bug of the emulator",
+            )
+            self.on_fault(fault, task)
+            raise fault from error
         self.executed += SLICE if result is None else 64
         task.pc = pc
         if result is None:

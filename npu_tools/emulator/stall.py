@@ -1,7 +1,7 @@
 """When every task waits: what gives way, and if nothing does, who waits for whom.
 
-In this order: lanes of a group that could go on part from those that cannot; lanes that have arrived where lanes meet
-go on alone; launches, segments and functions go past what they only wait for because it stands earlier in the text;
+In this order of preference: lanes of a group that could go on part from those that cannot; lanes that have arrived where lanes meet
+go on alone; launches, segments and functions go past what they only wait for because it stands earlier in the text; chains of L2 transfers go round again;
 channels hold one more transfer; an access goes ahead of an operation that might touch the same buffer.
 """
 
@@ -22,14 +22,21 @@ SHOWN = 8
 
 def give_way(machine: Machine) -> bool:
     """Let something go on; False when nothing can."""
-    waiting = sorted(machine.scheduler.waiting.values(), key=lambda task: (task.depth, task.order))
+    waiting = _by_depth(machine)
     return (
         _part_lanes(machine, waiting)
         or _go_without_the_others(machine, waiting)
         or _pass_by(machine, waiting)
+        or machine.relays.go_round()
         or _hold_more(machine, waiting)
         or _ignore_hazard(machine, waiting)
     )
+
+
+def _by_depth(machine: Machine) -> list[Task]:
+    """Waiting tasks, outermost and oldest first; chains that go round do not count."""
+    tasks = [task for task in machine.scheduler.waiting.values() if not task.relay]
+    return sorted(tasks, key=lambda task: (task.depth, task.order))
 
 
 def _part_lanes(machine: Machine, waiting: list[Task]) -> bool:
@@ -117,7 +124,7 @@ def _ignore_hazard(machine: Machine, waiting: list[Task]) -> bool:
 
 def deadlock(machine: Machine) -> tuple[Fault, Task]:
     """Why nothing can go on: a fault, and the task to blame it on."""
-    waiting = sorted(machine.scheduler.waiting.values(), key=lambda task: (task.depth, task.order))
+    waiting = _by_depth(machine)
     roots = [task for task in waiting if task.wait is not None and task.wait.kind in ("get", "put", "hazard")]
     shown = roots or waiting
     lines: list[str] = []

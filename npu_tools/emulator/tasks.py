@@ -102,6 +102,8 @@ class Task:
     wait: Wait | None = None
     pending: list[Pending] = field(default_factory=list[Pending])
     children: list[Pending] = field(default_factory=list[Pending])
+    relay: bool = False
+    """Whether it goes round for ever and ends with the run."""
     beside: bool = False
     """Whether it only executes an operation its body has gone past; then it just waits."""
     unsafe_pc: int = -1
