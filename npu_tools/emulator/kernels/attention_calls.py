@@ -256,11 +256,11 @@ def _hide(kernels: Kernels, scores: Array, whole: Array, diagonal: Array, oldest
     lanes = (..., None, None)
     hidden = whole[lanes] | (diagonal[lanes] & later) | (oldest[lanes] & ~later)
     hidden = np.broadcast_to(hidden, (*hidden.shape[:2], rows, columns))
-    r = kernels.build.height
     if kernels.build.row_major:
-        spread = hidden.reshape(*hidden.shape[:2], 1, rows, 1, columns)
+        spread = hidden[:, :, None]
     else:
-        spread = hidden.reshape(*hidden.shape[:2], rows // r, r, columns // r, r).transpose(0, 1, 4, 2, 3, 5)
+        r = kernels.build.height
+        spread = hidden.reshape(*hidden.shape[:2], rows, columns // r, r).swapaxes(2, 3)
     values = np.where(spread, np.float32(-np.inf), rows_view(kernels.build, scores, rows))
     write_flat(scores, values.reshape(*values.shape[:2], -1))
 

@@ -33,13 +33,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npu_tools.emulator.kernels.gemm import accumulate, tile_dims
+from npu_tools.emulator.kernels.gemm import tile_dims
 from npu_tools.emulator.kernels.kernel import Array, Call
 from npu_tools.emulator.kernels.lanes import (
     blocks_from_flat,
     flat,
     matrix_from_blocks,
-    natural_view,
     shaped,
 )
 from npu_tools.emulator.kernels.sums import running_sum, tree_sum
@@ -119,6 +118,25 @@ def table_exp(values: Array) -> Array:
     return _WHOLE[(steps >> 8) & 0xFF] * _PART[steps & 0xFF]
 
 
+def fast_exp2(numerics: Numerics, values: Array) -> Array:
+    """`numerics.exp2` of values that are no NaN and below 128, several times as fast: results below 2**-126 are 0.
+
+    The core's exp2 is a line between powers of two, so a power is put together from its exponent bits.
+    """
+    if numerics.exact:
+        return numerics.exp2(values)
+    x = np.maximum(values, np.float32(-127))
+    whole = np.floor(x)
+    x -= whole
+    x += np.float32(1)
+    bits = whole.astype(np.int32)
+    bits += np.int32(127)
+    np.left_shift(bits, 23, out=bits)
+    # -127 and below give exponent bits of 0, which is the value 0.
+    x *= bits.view(np.float32)
+    return x
+
+
 def _nearest_bf16(values: Array) -> Array:
     single = values.astype(np.float32).view(np.uint32)
     return ((single + 0x7FFF + ((single >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -144,7 +162,7 @@ class Kernels:
             exact = numerics.mode == "f32"
             return narrow(np.exp(difference, dtype=np.float32) if exact else table_exp(difference))
         factor = np.float32(numerics.round_to(np.float32(_LOG2_E * self.scale), "bf16", rounding="conv_even"))
-        return narrow(numerics.exp2(difference * factor))
+        return narrow(fast_exp2(numerics, difference * factor))
 
     def difference(self, numerics: Numerics, upper: Array, lower: Array) -> Array:
         """upper - lower as bf16, kept finite in the builds that clamp."""
@@ -158,40 +176,37 @@ class Kernels:
 
 
 def rows_view(build: Build, tile: Array, rows: int) -> Array:
-    """A tile of `rows` rows as an array with rows on axes [-3, -2] and columns elsewhere, to broadcast a row vector.
+    """A tile of `rows` rows as `[gx, gy, C/R, rows, R]`, or row-major as `[gx, gy, 1, rows, C]`: rows on axis 3.
 
-    Blocked builds give [gx, gy, C/R, rows/R, R, R]; row-major ones [gx, gy, 1, rows, 1, C] (rows, then a unit axis).
+    Column-outer blocks lie as R columns of all rows, so rows need no block axis of their own, and numpy's inner loops
+    run over rows times R elements.
     """
     columns = flat(tile).shape[-1] // rows
     if build.row_major:
-        return shaped(tile, 1, rows, 1, columns)
-    return blocks_from_flat(tile, rows, columns, (build.height, build.height), "columns")
+        return shaped(tile, 1, rows, columns)
+    return shaped(tile, columns // build.height, rows, build.height)
 
 
 def vector_view(build: Build, vector: Array) -> Array:
-    """A row vector [gx, gy, rows, 1] shaped to broadcast against `rows_view`."""
-    rows = flat(vector).shape[-1]
-    if build.row_major:
-        return shaped(vector, 1, rows, 1, 1)
-    return shaped(vector, 1, rows // build.height, build.height, 1)
+    """A row vector [gx, gy, rows, 1] to broadcast against `rows_view`; repeated over a block's columns."""
+    rows = flat(vector)[:, :, None, :, None]
+    return rows if build.row_major else np.repeat(rows, build.height, axis=4)
 
 
 def row_max(build: Build, scores: Array, rows: int) -> Array:
     """The largest score of each row as [gx, gy, rows], never below the build's starting value."""
     start = np.float32(-np.inf) if build.row_major else LOWEST
-    view = rows_view(build, scores, rows)
-    return np.maximum(view.max(axis=(2, 5)), start).reshape(*view.shape[:2], rows)
+    return np.maximum(rows_view(build, scores, rows).max(axis=2).max(axis=-1), start)
 
 
 def row_sum(numerics: Numerics, kernels: Kernels, weights: Array, rows: int) -> Array:
     """The sum of each row as bf16 [gx, gy, rows]."""
     view = rows_view(kernels.build, weights, rows)
     if not kernels.build.row_major:
-        total = tree_sum(running_sum(view, 2), -1)
-        return kernels.narrow(numerics, total).reshape(*view.shape[:2], rows)
+        return kernels.narrow(numerics, tree_sum(running_sum(view, 2), -1))
     # The dataflow kernels keep the running sum in bf16, one vector of the row at a time.
     step = 16 if kernels.build.tables else 8
-    whole = view.reshape(*view.shape[:2], rows, -1)
+    whole = view[:, :, 0]
     total = np.zeros(whole.shape[:3], np.float32)
     for start in range(0, whole.shape[-1], step):
         part = kernels.narrow(numerics, tree_sum(whole[..., start : start + step], -1))
@@ -253,7 +268,8 @@ def _add_product(
         product = numerics.matmul(np.ascontiguousarray(left), np.ascontiguousarray(right), kind="flash_attention.bfp16")
     else:
         product = np.matmul(np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32))
-    blocks = blocks_from_flat(target, m, n, (build.height, build.height), "columns")
-    accumulate(numerics, natural_view(blocks, "columns"), product, "bf16", build.rounding)
-    if not np.shares_memory(blocks, target):
-        target[...] = blocks.reshape(target.shape)
+    h = build.height
+    spread = product.reshape(*product.shape[:2], m, n // h, h).swapaxes(2, 3)
+    narrow = numerics.rounder("bf16", kind="flash_attention.product", rounding=build.rounding)
+    total = narrow(shaped(target, n // h, m, h) + spread)
+    write_flat(target, total.reshape(*total.shape[:2], -1))

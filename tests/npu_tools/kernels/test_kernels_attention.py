@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npu_tools.emulator.kernels import Surroundings
-from npu_tools.emulator.kernels.flash_attention import LOWEST, table_exp
+from npu_tools.emulator.kernels.flash_attention import LOWEST, fast_exp2, table_exp
 from npu_tools.emulator.kernels.kernel import Operand
 
 ROWS, KEYS, WIDTH = 16, 32, 16
@@ -165,3 +165,9 @@ def test_the_table_exponential_is_accurate_to_its_tables_and_stays_finite() -> N
     x = np.linspace(-80, 80, 4001, dtype=np.float32)
     assert np.allclose(table_exp(x), np.exp(x.astype(np.float64)), rtol=1.2e-2)
     assert np.isfinite(table_exp(np.float32([-np.inf, LOWEST, 127.0]))).all()
+
+
+def test_the_fast_power_of_two_is_the_numerics_one(bench) -> None:
+    x = np.concatenate([np.linspace(-125, 0, 20001), np.linspace(-2, 10, 4001)]).astype(np.float32)
+    assert np.array_equal(fast_exp2(bench.numerics, x), bench.numerics.exp2(x))
+    assert not fast_exp2(bench.numerics, np.float32([LOWEST, -np.inf, -127.5])).any()
