@@ -247,13 +247,16 @@ def corpus_tune(
     if not emit(data, as_json):
         console.print(result.ranking.learnt_from)
         table = _table("mode", "judged on", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
+        table.caption = "recall: the exact lesson / or a neighbour accepted as giving the same cause and fix"
         for judged, figures in (("held-out sources", result.held_out), ("its training", result.training)):
             for mode, f in figures.items():
                 table.add_row(
                     mode,
                     judged,
                     str(f.cases),
-                    *(f"{v:.3f}" for v in (f.recall_1, f.recall_3, f.mrr_10, f.abstain_precision, f.abstain_recall)),
+                    f"{f.recall_1:.3f} / {f.near_1:.3f}",
+                    f"{f.recall_3:.3f} / {f.near_3:.3f}",
+                    *(f"{v:.3f}" for v in (f.mrr_10, f.abstain_precision, f.abstain_recall)),
                 )
         console.print(table)
 
