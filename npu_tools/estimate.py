@@ -12,12 +12,14 @@ from typing import Any
 
 from npu_tools.architectures import read_config
 from npu_tools.check.fused import Elf
-from npu_tools.check.kernel import check_kernel, resolve_kernel
+from npu_tools.check.kernel import check_kernel, kernel_name, resolve_kernel
+from npu_tools.check.search import legal as is_legal
 from npu_tools.check.settings import Value
 from npu_tools.cost.defaults import default_settings
 from npu_tools.cost.deployment import Launch
 from npu_tools.cost.predict import ModelPrediction, Prediction, predict_kernel, predict_launches, predict_model, shipped
 from npu_tools.cost.tune import Tuned, tune
+from npu_tools.device import device as find_device
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 
@@ -86,14 +88,15 @@ def tune_kernel(
         UnknownKernel: no such kernel, or nothing measured.
         UnusableInput: a shape or setting that does not fit.
     """
-    case = resolve_kernel(name, shape, None, device)
+    target = find_device(device)
+    case = resolve_kernel(name, shape, None, target)
     if isinstance(case, Elf):
         raise UnknownKernel(f"{name} is a sequence of kernels; tune its kernels one by one")
-    kernel = check_kernel(name, shape, None, device).kernel
+    kernel = kernel_name(name)
     launch = _launch(kernel, case.shape(), case.settings(), "")
 
     def legal(_: str, __: Mapping[str, int], candidate: Mapping[str, int | str]) -> bool:
-        return check_kernel(name, shape, _as_checked(kernel, candidate), device).ok
+        return is_legal(resolve_kernel(name, shape, _as_checked(kernel, candidate), device), target)
 
     asked = _translated(kernel, launch.shape, dict(fixed)) if fixed else None
     return tune(shipped(), launch.kernel, launch.shape, device=device, legal=legal, best=best, fixed=asked)
