@@ -12,7 +12,7 @@ from npu_tools.air.dialect import HerdOp
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.counters import KernelCount
 from npu_tools.emulator.effects import is_memref
-from npu_tools.emulator.kernels import ExternalKernel, known_symbols, lookup
+from npu_tools.emulator.kernels import ExternalKernel, known_symbols, lookup, surroundings_of
 from npu_tools.emulator.tasks import Task
 from npu_tools.emulator.types import Fault, Instruction
 from npu_tools.errors import UnusableInput
@@ -47,7 +47,7 @@ class Externals:
             return found
         link_with = self._link_with(op, symbol)
         try:
-            kernel = lookup(symbol, [value.type for value in op.arguments], link_with)
+            kernel = lookup(symbol, [value.type for value in op.arguments], link_with, surroundings_of(op))
         except UnusableInput as error:
             raise Fault("kernel-operands", str(error), "give the operands the kernel takes") from error
         if kernel is None:

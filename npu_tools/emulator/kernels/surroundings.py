@@ -7,6 +7,7 @@ the tile a kernel has written (the innermost size of a window on `matmul_a_b_bf1
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from xdsl.dialects.builtin import DenseArrayBase, ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
@@ -32,10 +33,21 @@ def surroundings_of(call: Operation, options: Mapping[str, Option] | None = None
     return Surroundings(
         function=function.sym_name.data if function is not None else "",
         arguments=tuple(operand(kind) for kind in function.function_type.inputs) if function is not None else (),
-        declared=_declared(module) if module is not None else {},
-        observed=_observed(module) if module is not None else {},
+        declared=_facts(module)[0] if module is not None else {},
+        observed=_facts(module)[1] if module is not None else {},
         options=dict(options or {}),
     )
+
+
+_known: WeakKeyDictionary[ModuleOp, tuple[dict[str, tuple[Operand, ...]], dict[str, int]]] = WeakKeyDictionary()
+
+
+def _facts(module: ModuleOp) -> tuple[dict[str, tuple[Operand, ...]], dict[str, int]]:
+    """Declarations and observations of a module, walked once."""
+    found = _known.get(module)
+    if found is None:
+        found = _known[module] = (_declared(module), _observed(module))
+    return found
 
 
 def _declared(module: ModuleOp) -> dict[str, tuple[Operand, ...]]:
