@@ -1,7 +1,9 @@
 """Learn the ranking from questions with known answers, honestly: held out by source.
 
 A case is `{"query": …, "lesson": id}`, `{"query": …, "must_match": [regex …], "need": n}`, or, for a
-failure the memory does not know, `{"query": …, "kind": "no_answer"}`. `fit` learns; `cross_validate`
+failure the memory does not know, `{"query": …, "kind": "no_answer"}`. `"also": [id …]` names further
+lessons that someone read and found to give the same root cause and an equally valid fix; they count in
+figures of their own and are never learnt from. `fit` learns; `cross_validate`
 reports what the learnt weights do on sources they never saw. Plain numpy: a few hundred cases and
 a dozen weights need no more.
 
@@ -39,7 +41,10 @@ LEAST_SLANT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question with what is right for it; `right` is empty for a failure nobody knows."""
+    """A question with what is right for it; `right` is empty for a failure nobody knows.
+
+    also: neighbours that answer it as well, judged by reading both lessons.
+    """
 
     case_id: str
     query: str
@@ -47,6 +52,7 @@ class Case:
     source: str
     style: str
     kind: str
+    also: frozenset[str] = frozenset()
 
     @property
     def answerable(self) -> bool:
@@ -81,7 +87,7 @@ def read_case(data: Mapping[str, Any], records: Mapping[str, Record], texts: Map
         )
     return Case(
         str(data["id"]), data["query"], right, str(data.get("source", "")), str(data.get("style", "")),
-        str(data.get("kind", "")),
+        str(data.get("kind", "")), frozenset(map(str, data.get("also", ()))),
     )  # fmt: skip
 
 
@@ -246,7 +252,10 @@ def _best_threshold(known: Mapping[str, float], rows: NDArray[np.float64], answe
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a ranking achieves on cases: shares, and how often it abstained on known and unknown failures."""
+    """What a ranking achieves on cases: shares, and how often it abstained on known and unknown failures.
+
+    near_1, near_3: recall where an accepted neighbour counts too.
+    """
 
     cases: int
     recall_1: float
@@ -255,11 +264,13 @@ class Figures:
     abstain_precision: float
     abstain_recall: float
     abstained: int
+    near_1: float
+    near_3: float
 
 
 def figures(measured: Sequence[Measured], curves: Callable[[Case], Curves]) -> Figures:
     """Recall, MRR and abstention of `curves` (which may differ by fold)."""
-    n = first = third = abstained = unknown = unknown_abstained = 0
+    n = first = third = near_first = near_third = abstained = unknown = unknown_abstained = 0
     mrr = 0.0
     for m in measured:
         chosen = curves(m.case)
@@ -272,14 +283,23 @@ def figures(measured: Sequence[Measured], curves: Callable[[Case], Curves]) -> F
             unknown_abstained += silent
             continue
         n += 1
-        rank = 0 if silent else next((i for i, name in enumerate(ids[:10], 1) if name in m.case.right), 0)
+        rank = 0 if silent else _rank(ids, m.case.right)
+        near = 0 if silent else _rank(ids, m.case.right | m.case.also)
         first += rank == 1
         third += 0 < rank <= 3
+        near_first += near == 1
+        near_third += 0 < near <= 3
         mrr += 1 / rank if rank else 0.0
     return Figures(
         n, first / max(1, n), third / max(1, n), mrr / max(1, n),
         unknown_abstained / abstained if abstained else 1.0, unknown_abstained / unknown if unknown else 1.0, abstained,
+        near_first / max(1, n), near_third / max(1, n),
     )  # fmt: skip
+
+
+def _rank(ids: Sequence[str], right: frozenset[str]) -> int:
+    """The place of the first right one of the ten best, from 1; 0 for none."""
+    return next((i for i, name in enumerate(ids[:10], 1) if name in right), 0)
 
 
 def cross_validate(
