@@ -270,6 +270,18 @@ def test_an_output_that_is_not_covered_is_found() -> None:
     assert "65536 of this output's 70000 elements" in found.message
 
 
+def test_launch_instances_that_write_one_place_are_refused() -> None:
+    """mlir-air runs air-verify-hierarchy-locality on the placed program unless told not to."""
+    found = only(check("gemv", ("%hy[%row] [4] [1]", "%hy[0] [4] [1]")), "instances-overlap")
+    assert found.certain
+    assert "kernel operand #2: iteration variable does not appear" in (found.diagnostic or "")
+
+
+def test_launch_instances_that_read_one_place_pass() -> None:
+    """%hx is read at 0 by all 64 instances: no write, no race."""
+    assert "instances-overlap" not in codes(check("gemv"))
+
+
 # ---------------------------------------------------------------- upstream's programs
 
 NOT_AS_UPSTREAM_RUNS_IT = "flash_attention__dataflow_based__attn"
