@@ -12,6 +12,9 @@ are [O/8, I/8, 8 in, 8 out] and of the 3x3 [O/8, I/8, 3, 3, 8 in, 8 out]. conv2d
 Rounds once, at the shift: half up (positive_inf) in the first three, half away from zero (symmetric_inf) in conv2dk14;
 results saturate to the output's range. Rows outside the picture and columns left and right of it count as zero. The
 vector code of the 3x3 is written for lines of 32 pixels; other widths are computed as the scalar path would.
+
+mlir-air's bottleneck tells each of its two 3x3 cores to make all 64 channels, the second from channel 32 on: the C++ then
+reads past the weights and writes past the output. Here channels without weights or room are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from npu_tools.emulator.kernels.gemm import integer_product
 from npu_tools.emulator.kernels.kernel import Array, Built, Call, Family, memrefs
 from npu_tools.emulator.kernels.lanes import flat, uniform, write_part
 from npu_tools.emulator.numerics import Numerics
+from npu_tools.errors import UnusableInput
 
 _TOP, _BOTTOM = 0, 2
 
@@ -88,6 +92,14 @@ def _conv3x3(call: Call) -> Built | None:
     ) -> None:
         width, inputs, outputs, _, _, check, scale, first = (uniform(size) for size in sizes[:8])
         start = uniform(sizes[8]) if len(sizes) > 8 else 0
+        stored = flat(kernels).shape[-1] // (inputs * 9) - first
+        room = (flat(out).shape[-1] - start) // width
+        outputs = min(outputs, stored, room)
+        if outputs <= 0 or outputs % 8:
+            raise UnusableInput(
+                f"@{call.symbol} starts at channel {first} and output element {start}, but the weights hold "
+                f"{stored + first} channels and the output {flat(out).shape[-1]} elements."
+            )
         weights = weights_of(kernels, first, outputs, inputs, 9)
         total: Array | int = 0
         for row, source in enumerate((above, at, below)):
