@@ -26,25 +26,29 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield from _declaration(subject, channel)
         yield from _ends(subject, channel)
     for name, accesses in subject.facts.accesses.items():
+        channel = subject.facts.channels.get(name)
+        if channel is None:
+            yield _undeclared(subject, name, accesses)
+            continue
         for access in accesses:
-            channel = subject.facts.channels.get(name)
-            if channel is None:
-                text = "failed to get air.channel declaration."
-                yield _refused(
-                    subject,
-                    access,
-                    "channel-undeclared",
-                    f"@{name} is not declared: {text}",
-                    text,
-                    f"declare it in the module: air.channel @{name} [1, 1]",
-                )
-                continue
             yield from _indices(subject, access, channel)
             yield from _kind(subject, access, channel)
     for op in subject.facts.ops:
         if isinstance(op, DmaMemcpyNdOp | ChannelAccess):
             yield from _padding(subject, op)
             yield from _ranks(subject, op)
+
+
+def _undeclared(subject: Subject, name: str, accesses: Sequence[ChannelAccess]) -> Finding:
+    text = "failed to get air.channel declaration."
+    return _refused(
+        subject,
+        accesses[0],
+        "channel-undeclared",
+        f"@{name} is not declared, and {len(accesses)} puts or gets use it: {text}",
+        text,
+        f"declare it in the module: air.channel @{name} [1, 1]",
+    )
 
 
 def _refused(
@@ -135,6 +139,8 @@ def _ends(subject: Subject, channel: ChannelOp) -> Iterator[Finding]:
         diagnostic=f"'{lone[0].name}' op {text}",
         source=LOWERING,
         remedy=f"add air.channel.{missing} @{channel.sym_name} in the room at the other end, or remove the channel",
+        # An end on a tile may be lowered without its partner, and then waits for ever.
+        certain=memory_space(lone[0].memref.type) == L3,
     )
 
 

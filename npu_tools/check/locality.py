@@ -59,12 +59,12 @@ def _operands(subject: Subject, room: Hierarchy, ids: list[BlockArgument]) -> It
 
 
 def _missing(subject: Subject, write: _Write, ids: list[BlockArgument]) -> int | None:
-    """The position of an id that the write does not depend on."""
+    """The dimension of an id that the write does not depend on."""
     offsets = write.offsets or []
-    for position, one in enumerate(ids):
-        if not any(subject.facts.values.depends_on(offset, [one]) for offset in offsets):
-            return position
-    return None
+    return next(
+        (one.index for one in ids if not any(subject.facts.values.depends_on(offset, [one]) for offset in offsets)),
+        None,
+    )
 
 
 def _writes(subject: Subject, argument: SSAValue, ids: list[BlockArgument]) -> tuple[list[_Write], bool]:

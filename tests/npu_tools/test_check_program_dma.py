@@ -230,6 +230,40 @@ def test_an_index_beyond_the_channels_extent_is_refused() -> None:
     assert found.remedy == "use an index from 0 to 0, or declare the channel with size 2"
 
 
+@pytest.mark.parametrize(
+    ("attribute", "passes"),
+    [
+        ("air.tile_dma_channel = 1 : i32", True),
+        ("air.tile_dma_channel = 2 : i32", False),
+        ("air.shim_col = 0 : i32", True),
+        ("air.shim_col = 7 : i32", True),
+        ("air.shim_col = 8 : i32", False),
+    ],
+)
+def test_a_pin_must_name_a_place_there_is(attribute: str, passes: bool) -> None:
+    """The cases of mlir-air's dma_channel_pin_invalid.mlir and shim_column_pin_invalid.mlir."""
+    report = check("channels", ("air.channel @toCore [2, 2]", f"air.channel @toCore [2, 2] {{{attribute}}}"))
+    assert ("pin-range" not in codes(report)) is passes
+    if not passes:
+        assert only(report, "pin-range").certain
+
+
+def test_a_herd_pinned_outside_the_cores_is_said_to_lose_its_pin() -> None:
+    pinned = (
+        "air.herd @copy tile (%x, %y) in (%w=%c2, %h=%c2) {",
+        "air.herd @copy tile (%x, %y) in (%w=%c2, %h=%c2) attributes {x_loc = 7 : i64, y_loc = 2 : i64} {",
+    )
+    assert only(check("channels", pinned), "herd-pin-ignored").severity == "warning"
+
+
+def test_a_herd_pinned_inside_the_cores_passes() -> None:
+    pinned = (
+        "air.herd @copy tile (%x, %y) in (%w=%c2, %h=%c2) {",
+        "air.herd @copy tile (%x, %y) in (%w=%c2, %h=%c2) attributes {x_loc = 6 : i64, y_loc = 4 : i64} {",
+    )
+    assert codes(check("channels", pinned)) == set()
+
+
 # ---------------------------------------------------------------- cascades
 
 
