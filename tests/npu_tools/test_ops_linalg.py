@@ -34,7 +34,7 @@ MAPS = """
 """
 
 
-def test_an_elementwise_body_rounds_at_every_bf16_result():
+def test_an_elementwise_body_rounds_bf16_results_but_for_products_that_are_added_to():
     a, b = bf16(16), bf16(16)
     got = ran(
         """linalg.generic {indexing_maps = [#i, #i, #i], iterator_types = ["parallel"]}
@@ -42,12 +42,13 @@ def test_an_elementwise_body_rounds_at_every_bf16_result():
         ^bb0(%x: bf16, %y: bf16, %z: bf16):
           %p = arith.mulf %x, %y : bf16
           %q = arith.addf %p, %x : bf16
-          linalg.yield %q : bf16
+          %w = arith.subf %q, %y : bf16
+          linalg.yield %w : bf16
         }""",
         {"a": ("memref<16xbf16>", a), "b": ("memref<16xbf16>", b), "c": ("memref<16xbf16>", np.nan)},
         head=MAPS,
     )
-    np.testing.assert_array_equal(got[0, 0], rounded(rounded(a * b) + a))
+    np.testing.assert_array_equal(got[0, 0], rounded(rounded(a * b + a) - b))
 
 
 def test_broadcast_and_transposed_operands_and_captured_values_that_differ_between_lanes():

@@ -4,8 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from npu_tools.air import parse_program
 from npu_tools.emulator.blockfloat import quantise
 from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.ops.fused import stays_in_accumulator
 from npu_tools.emulator.types import Fault, LanesDiffer
 from tests.npu_tools.one_block import run_block, vector
 
@@ -390,3 +392,43 @@ def test_contractions_with_other_kinds_are_refused():
             {"a": ("vector<8x8xf32>", vector(np.zeros((8, 8))))},
             head=CONTRACT,
         )
+
+
+SCRATCH = """%z = arith.constant 0.0 : bf16
+  %i = arith.constant 0 : index
+  %b = memref.alloc() : memref<16xbf16, 2>
+  %p = arith.mulf %x, %x : vector<16xbf16>
+  vector.transfer_write %p, %b[%i] {{in_bounds = [true]}} : vector<16xbf16>, memref<16xbf16, 2>
+  %q = vector.transfer_read %b[%i], %z {{in_bounds = [true]}} : memref<16xbf16, 2>, vector<16xbf16>
+  {more}"""
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ("%r = arith.extf %q : vector<16xbf16> to vector<16xf32>", True),
+        ("%r = arith.addf %q, %x : vector<16xbf16>", True),
+        ("%r = arith.mulf %q, %x : vector<16xbf16>", False),
+        (
+            "%r = arith.extf %q : vector<16xbf16> to vector<16xf32>\n"
+            "%s = vector.transfer_read %b[%i], %z {in_bounds = [true]} : memref<16xbf16, 2>, vector<16xbf16>",
+            False,
+        ),
+    ],
+)
+def test_a_product_written_out_and_read_back_to_be_added_to_is_not_rounded(more, kept):
+    text = f"func.func @f(%x: vector<16xbf16>) {{\n{SCRATCH.format(more=more)}\nreturn\n}}"
+    program = parse_program(text, name="scratch.mlir")
+    product = next(op for op in program.module.walk() if op.name == "arith.mulf")
+    assert stays_in_accumulator(product) is kept
+
+
+def test_a_product_that_is_added_to_is_not_rounded_and_one_that_is_stored_is():
+    x, y = round_bf16_like(1, 16), round_bf16_like(2, 16)
+    args = {"x": ("vector<16xbf16>", x), "y": ("vector<16xbf16>", y)}
+    body = "%p = arith.mulf %x, %y : vector<16xbf16>\n%r = arith.addf %p, %x : vector<16xbf16>"
+    exact = (x * y + x).astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(one(body, args), exact)
+    twice = "%p = arith.mulf %x, %y : vector<16xbf16>\n%r = arith.addf %p, %p : vector<16xbf16>"
+    rounded = (x * y).astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(one(twice, args), rounded * 2)

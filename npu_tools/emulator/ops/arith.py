@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation
 
 from npu_tools.emulator.ops.core import core_numerics
+from npu_tools.emulator.ops.fused import stays_in_accumulator
 from npu_tools.emulator.ops.signature import (
     attribute,
     dtype,
@@ -145,6 +146,14 @@ def float_binary(function: Binary) -> Lower:
         return quiet(apply_binary(op, low, lambda a, b: rounded(function(a, b))))
 
     return lower
+
+
+def mulf(op: Operation, low: Lowering) -> Instruction:
+    """Rounds once, unless the product goes on in the accumulator (fused.py)."""
+    if stays_in_accumulator(op):
+        return quiet(apply_binary(op, low, np.multiply))
+    rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
+    return quiet(apply_binary(op, low, lambda a, b: rounded(np.multiply(a, b))))
 
 
 def float_choice(function: Binary) -> Lower:
@@ -436,7 +445,7 @@ LOWERINGS: dict[str, Lower] = {
     "arith.constant": constant,
     "arith.addf": float_binary(np.add),
     "arith.subf": float_binary(np.subtract),
-    "arith.mulf": float_binary(np.multiply),
+    "arith.mulf": mulf,
     "arith.divf": float_binary(np.divide),
     "arith.remf": float_binary(np.fmod),
     "arith.maximumf": float_choice(np.maximum),
