@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,20 @@ def package_folder(name: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"package {name} is not installed; reinstall herdbook")
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def kernels_folder() -> Path:
+    """Where the recipes are: beside the packages in a checkout, else the data files of the installation.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    beside = package_folder("npu_tools").parent / "kernels"
+    installed = Path(sysconfig.get_path("data")) / "share" / "herdbook" / "kernels"
+    for folder in (beside, installed):
+        if any(folder.glob("*/kernel.toml")):
+            return folder
+    raise ValueError(f"the recipes are neither in {beside} nor in {installed}; reinstall herdbook")
 
 
 def weight_folders(home: Path, env: Mapping[str, str]) -> list[Path]:

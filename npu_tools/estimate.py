@@ -96,7 +96,7 @@ def tune_kernel(
     launch = _launch(kernel, case.shape(), case.settings(), "")
 
     def legal(_: str, __: Mapping[str, int], candidate: Mapping[str, int | str]) -> bool:
-        return is_legal(resolve_kernel(name, shape, _as_checked(kernel, candidate), device), target)
+        return is_legal(resolve_kernel(name, shape, checked_settings(kernel, candidate), device), target)
 
     asked = _translated(kernel, launch.shape, dict(fixed)) if fixed else None
     return tune(shipped(), launch.kernel, launch.shape, device=device, legal=legal, best=best, fixed=asked)
@@ -159,7 +159,7 @@ def _translated(kernel: str, shape: Mapping[str, int], settings: Mapping[str, An
     return named
 
 
-def _as_checked(kernel: str, settings: Mapping[str, int | str]) -> dict[str, object]:
+def checked_settings(kernel: str, settings: Mapping[str, int | str]) -> dict[str, object]:
     """Settings as `check` calls them."""
     named: dict[str, object] = dict(settings)
     named.pop("runtime_tiling", None)
