@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from xdsl.ir import Operation
+
+from npu_tools.air.dialect import ChannelAccess
 from npu_tools.check.pingpong import doubled
 from npu_tools.check.streams import Count, counted, far_streams, tile_streams
 from npu_tools.check.subject import Subject
@@ -23,6 +26,7 @@ def find(subject: Subject) -> Iterator[Finding]:
             yield from _core(subject, herd)
         yield from _shim(subject, segment)
         yield from _memtile(subject, segment)
+        yield from _memtile_descriptors(subject, segment)
         yield from _routing(subject, segment)
 
 
@@ -194,6 +198,53 @@ def _memtile(subject: Subject, segment: Segment) -> Iterator[Finding]:
                 remedy=f"broadcast what tiles share, or join rows of tiles before L2: at most {room} streams",
                 certain=False,
             )
+
+
+def _memtile_descriptors(subject: Subject, segment: Segment) -> Iterator[Finding]:
+    """Each different transfer of an L2 buffer outside herds is a descriptor on a memtile, chained by its channel."""
+    facts = subject.facts
+    chains: dict[tuple[object, ...], dict[tuple[object, ...], int]] = {}
+    last: Operation | None = None
+    two = doubled(facts, segment.op.body) if segment.op is not None else frozenset[Operation]()
+    for op in segment.op.walk() if segment.op is not None else ():
+        for move in facts.moves(op) if isinstance(op, ChannelAccess) else ():
+            if move.space != L2 or not counted(facts, move):
+                continue
+            alloc = allocation(move.memref)
+            chain = (move.channel, move.side, *(facts.values.linear(index) for index in move.indices))
+            key = (alloc or move.memref, str(move.window))
+            chains.setdefault(chain, {})[key] = 2 if alloc in two else 1
+            last = op
+    if last is None:
+        return
+    columns = _columns(subject, segment)
+    pool, limit = subject.device.limit("memtile.bd_pool"), subject.device.limit("memtile.bd_count")
+    longest = max(chains, key=lambda chain: sum(chains[chain].values()))
+    length, total = sum(chains[longest].values()), sum(sum(chain.values()) for chain in chains.values())
+    if length > pool.value:
+        yield subject.finding(
+            last,
+            "error",
+            "memtile-bd-pool",
+            f"@{longest[0]} takes {length} different transfers of L2 buffers; a memtile's channel reaches {pool.value} "
+            "descriptors (even channels 0 to 23, odd ones 24 to 47)",
+            diagnostic="'aie.memtile_dma' op could not find and assign a valid BD id",
+            limit=pool,
+            remedy=f"move the same window in a loop, or spread the {length} transfers over {-(-length // pool.value)} channels",
+            certain=False,
+        )
+    elif total > limit.value * columns:
+        yield subject.finding(
+            last,
+            "error",
+            "memtile-bd-count",
+            f"the segment's L2 buffers take {total} different transfers; {columns} memtiles have {limit.value} descriptors "
+            "each",
+            diagnostic=f"'aie.memtile_dma' op has more than {limit.value} blocks",
+            limit=limit,
+            remedy=f"move the same windows in loops: at most {limit.value * columns} different transfers",
+            certain=False,
+        )
 
 
 def _routing(subject: Subject, segment: Segment) -> Iterator[Finding]:

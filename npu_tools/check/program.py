@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from npu_tools.air import Program, parse_program
+from npu_tools.air import Program, parse_program, verify
 from npu_tools.check import (
     cascade,
     channels,
@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     shim.find,
     traps.find,
 )
+_UNREADABLE = frozenset({"operand-groups", "hierarchy-arguments"})
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -61,11 +62,18 @@ class CheckReport:
 
 
 def check_program(program: Program, device: Device, options: CheckOptions | None = None) -> list[Finding]:
-    """What the device or its toolchain has against a program, errors first, each at its place."""
-    subject = Subject(Facts.of(program), device, options or CheckOptions())
+    """What the device or its toolchain has against a program, errors first, each at its place.
+
+    A program whose ops have the wrong operand groups is not looked at further: nothing more can be said of it.
+    """
+    structure = verify(program)
     found: list[Finding] = []
-    for rule in RULES:
-        found.extend(rule(subject))
+    if not any(one.code in _UNREADABLE for one in structure):
+        subject = Subject(Facts.of(program), device, options or CheckOptions())
+        for rule in RULES:
+            found.extend(rule(subject))
+    said = {(one.code, one.line) for one in found}
+    found.extend(one for one in structure if (one.code, one.line) not in said)
     return sorted(_once(found), key=lambda one: (_ORDER[one.severity], not one.certain, one.line or 0, one.code))
 
 

@@ -264,6 +264,67 @@ def test_a_herd_pinned_inside_the_cores_passes() -> None:
     assert codes(check("channels", pinned)) == set()
 
 
+# ---------------------------------------------------------------- memtile descriptors
+
+
+def _many_transfers(count: int) -> str:
+    """A segment that sends `count` different parts of an L2 buffer down one channel."""
+    puts = "\n".join(
+        f"        air.channel.put @down[] (%l2[{64 * part}] [64] [1]) : (memref<4096xi32, 1 : i32>)"
+        for part in range(count)
+    )
+    return f"""
+    module {{
+      air.channel @up [1, 1]
+      air.channel @down [1, 1]
+      func.func @f(%a: memref<4096xi32>) {{
+        air.launch () in () args(%la=%a) : memref<4096xi32> {{
+          air.channel.put @up[] (%la[] [] []) : (memref<4096xi32>)
+          air.segment @seg {{
+            %one = arith.constant 1 : index
+            %l2 = memref.alloc() : memref<4096xi32, 1 : i32>
+            air.channel.get @up[] (%l2[] [] []) : (memref<4096xi32, 1 : i32>)
+    {puts}
+            air.herd @h tile (%x, %y) in (%w=%one, %v=%one) {{
+              %l1 = memref.alloc() : memref<64xi32, 2 : i32>
+              air.channel.get @down[] (%l1[] [] []) : (memref<64xi32, 2 : i32>)
+            }}
+          }}
+        }}
+        return
+      }}
+    }}"""
+
+
+@pytest.mark.parametrize(("count", "passes"), [(24, True), (25, False)])
+def test_a_memtiles_channel_reaches_twenty_four_descriptors(count: int, passes: bool) -> None:
+    report = check_program_text(_many_transfers(count), "many.mlir", device("npu2"))
+    assert ("memtile-bd-pool" not in codes(report)) is passes
+    if not passes:
+        assert only(report, "memtile-bd-pool").limit == "memtile.bd_pool = 24 BDs per channel parity"
+
+
+# ---------------------------------------------------------------- what the front end says of the structure
+
+
+def test_a_value_used_inside_a_herd_without_being_handed_in_is_refused() -> None:
+    inside = (
+        "%buffer = memref.alloc() : memref<64xi32, 2 : i32>",
+        "%buffer = memref.alloc() : memref<64xi32, 2 : i32>\n          %k = arith.addi %c2, %c2 : index",
+    )
+    report = check("channels", inside)
+    assert not report.ok
+    assert "isolated from above" in report.findings[0].message
+
+
+def test_a_call_with_the_wrong_operands_is_refused() -> None:
+    wrong = (
+        "func.call @add_bf16(%l1a, %l1b, %l1c) : (memref<1024xbf16, 2 : i32>, memref<1024xbf16, 2 : i32>, memref<1024xbf16, 2 : i32>)",
+        "func.call @add_bf16(%l1a, %l1b) : (memref<1024xbf16, 2 : i32>, memref<1024xbf16, 2 : i32>)",
+    )
+    assert only(check("eltwise", wrong), "call-signature").line == 21
+
+
 # ---------------------------------------------------------------- cascades
 
 
