@@ -6,8 +6,10 @@
 ['matmul_bf16']
 """
 
+from npu_tools.air.forms_bench import FormsMeasured, FormsOfFile, measure_forms
 from npu_tools.air.parse import parse_program
 from npu_tools.air.program import Place, Program
+from npu_tools.air.verify import verify
 from npu_tools.air.windows import Window
 
-__all__ = ["Place", "Program", "Window", "parse_program"]
+__all__ = ["FormsMeasured", "FormsOfFile", "Place", "Program", "Window", "measure_forms", "parse_program", "verify"]

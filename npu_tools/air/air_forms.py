@@ -18,9 +18,10 @@ TOKEN: Final = AsyncTokenType()
 
 def async_dependencies(reader: Reader) -> tuple[list[Attribute], list[SSAValue]]:
     """`[async] [[%t, …]]`: the token type returned, and the tokens waited for."""
+    place = reader.pos
     token = reader.parse_optional_keyword("async") is not None
     if token and not reader.result_count:
-        reader.raise_error("an op marked 'async' returns a token, so its result needs a name (%token = …)")
+        reader.raise_error("an op marked 'async' returns a token, so its result needs a name (%token = …)", place)
     return [TOKEN] if token else [], bracketed_tokens(reader)
 
 

@@ -9,26 +9,26 @@ class Names(dict[str, tuple[SSAValue, ...]]):
     """Values by name, with those of the regions around; entering a region costs nothing however many there are.
 
     xDSL enters a region by keeping `copy()` and working on: so the copy takes what there is, and the original, now
-    empty, looks there for what it does not know itself.
+    empty, looks there for what it does not know itself. It is a dict by type alone, because xDSL's parser says so.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._here: dict[str, tuple[SSAValue, ...]] = {}
         self._around: Names | None = None
 
     def copy(self) -> Names:
-        """What there is, frozen; this object goes on with a region inside."""
+        """What there is; this object goes on with a region inside."""
         kept = Names()
-        kept.update(self)
-        kept._around, self._around = self._around, kept
-        self.clear()
+        kept._here, kept._around = self._here, self._around
+        self._here, self._around = {}, kept
         return kept
 
     def find(self, name: str) -> tuple[SSAValue, ...] | None:
         """The values of that name here or around."""
         scope: Names | None = self
         while scope is not None:
-            if (values := super(Names, scope).get(name)) is not None:
+            if (values := scope._here.get(name)) is not None:
                 return values
             scope = scope._around
         return None
@@ -44,3 +44,6 @@ class Names(dict[str, tuple[SSAValue, ...]]):
         if (values := self.find(name)) is None:
             raise KeyError(name)
         return values
+
+    def __setitem__(self, name: str, values: tuple[SSAValue, ...]) -> None:
+        self._here[name] = values

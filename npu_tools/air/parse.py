@@ -108,7 +108,7 @@ def parse_program(text: str, name: str = "<program>", *, max_characters: int = M
         offsets[reader.module] = start
         offsets.update((op, start + offset) for op, offset in reader.offsets.items())
     if not modules:
-        raise ProgramSyntaxError("there is no operation in the text", name=name, line=1, column=1)
+        raise syntax_error(text, name, "there is no operation in the text", 0)
     module = modules[0] if len(modules) == 1 else ModuleOp([*modules])
     offsets.setdefault(module, 0)
     return Program(module, text, name, offsets, tuple(resources))

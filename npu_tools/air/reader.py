@@ -262,6 +262,17 @@ class Reader(AttributeReader):
             return self.resolve_operand(self.parse_unresolved_operand(msg), type)
         return self.expect(self._parse_optional_operand_without_type, type or msg)
 
+    def _parse_optional_operand_without_type(self) -> SSAValue | None:
+        operand = self.parse_optional_unresolved_operand()
+        if operand is None:
+            return None
+        values = self.ssa_values.get(operand.operand_name)
+        if values is None:
+            self.raise_error(f"%{operand.operand_name} is used before it is defined", operand.span)
+        if operand.index >= len(values):
+            self.raise_error(f"%{operand.operand_name} has {len(values)} values", operand.span)
+        return values[operand.index]
+
     def _register_ssa_definition(self, name: str, values: Sequence[SSAValue], span: Span) -> None:
         super()._register_ssa_definition(name, values, span)
         # The printer numbers equal names (%c_0, %c_1); hints without those numbers print the same when read again.
