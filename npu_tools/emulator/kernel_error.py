@@ -47,7 +47,7 @@ def _rope(draw: np.random.RandomState, rows: int, columns: int, core: Numerics) 
     x1, x2 = _randn(draw, rows, columns // 2), _randn(draw, rows, columns // 2)
     angle = draw.uniform(0, 2 * np.pi, (rows, columns // 2))
     cos, sin = round_bf16(np.cos(angle)), round_bf16(np.sin(angle))
-    exact = np.concatenate([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=1)
+    exact = np.asarray(np.concatenate([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=1), np.float32)
     return core.round_to(exact, "bf16"), exact
 
 
