@@ -72,6 +72,8 @@ def _linear(expression: AffineExpr, dims: int) -> tuple[dict[int, int], int] | N
             if expression.kind is AffineBinaryOpKind.Mul and not (left[0] and right[0]):
                 terms, factor = (left, right[1]) if not right[0] else (right, left[1])
                 return {p: f * factor for p, f in terms[0].items()}, terms[1] * factor
+        case _:
+            pass
     return None
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
-from xdsl.dialects.builtin import BFloat16Type, IntegerType, MemRefType
+from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Attribute
 
-from npu_tools.emulator.elements import dtype_of, memory_space, row_major, static_shape
+from npu_tools.emulator.elements import bits_of, dtype_of, memory_space, row_major, static_shape
 from npu_tools.emulator.memory import Buffer, MemRef, Pool
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.types import Array
@@ -104,7 +104,7 @@ def fitting(name: str, kind: MemRefType[Any], shape: tuple[int, ...], values: Ar
 
 def integer_range(element: Attribute) -> tuple[int, int]:
     """The smallest and largest number an integer element can stand for: signless ones may be read either way."""
-    bits = element.width.data if isinstance(element, IntegerType) else 64
+    bits = bits_of(element)
     kind = dtype_of(element).kind
     return (0, (1 << bits) - 1) if kind == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 

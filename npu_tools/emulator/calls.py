@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import MemRefType, StringAttr
+from xdsl.ir import Attribute, Operation
 
 from npu_tools.air.dialect import HerdOp
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.counters import KernelCount
+from npu_tools.emulator.deferred import can_wait, put_off
 from npu_tools.emulator.effects import is_memref
 from npu_tools.emulator.kernels import ExternalKernel, known_symbols, lookup, surroundings_of
 from npu_tools.emulator.tasks import Task
@@ -35,6 +36,14 @@ class Externals:
         except Fault:
             return None
         return kernel.reads, kernel.writes
+
+    def of(self, op: func.CallOp) -> ExternalKernel:
+        """The kernel a call means.
+
+        Raises:
+            Fault: there is none, or the call is of a function with a body.
+        """
+        return self.kernel(op, op.callee.string_value())
 
     def kernel(self, op: func.CallOp, symbol: str) -> ExternalKernel:
         """The kernel a call means.
@@ -97,6 +106,19 @@ class Externals:
         count = machine.counters.kernels.setdefault(symbol, KernelCount())
         macs = macs_of(kernel, op)
 
+        if can_wait(kernel, tuple(element_name(value.type) for value in op.arguments)):
+
+            def later(frame: Any) -> None:
+                regs = frame.regs
+                put_off(kernel, numerics, [regs[slot] for slot in slots])
+                lanes = frame.gx * frame.gy
+                count.calls += lanes
+                count.macs += macs * lanes
+                if machine.trace is not None:
+                    machine.trace.called(cast("Task", frame), symbol, macs)
+
+            return later
+
         def call(frame: Any) -> None:
             regs = frame.regs
             arguments: list[Any] = [regs[slot] for slot in slots]
@@ -114,6 +136,11 @@ class Externals:
                 machine.trace.called(cast("Task", frame), symbol, macs)
 
         return call
+
+
+def element_name(kind: Attribute) -> str:
+    """The element type of an operand as MLIR writes it."""
+    return str(cast("MemRefType[Any]", kind).element_type if isinstance(kind, MemRefType) else kind)
 
 
 def macs_of(kernel: ExternalKernel, op: func.CallOp) -> int:

@@ -158,6 +158,21 @@ class Channel:
         )
 
 
+Key = tuple[Any, ...]
+
+
+def index_key(values: list[Index], gx: int, gy: int) -> Key:
+    """Something that tells channel indices of a group apart, for remembering what they lead to."""
+    parts: list[Any] = [gx, gy]
+    for value in values:
+        if isinstance(value, np.ndarray):
+            parts.append(value.tobytes())
+            parts.append(value.shape)
+        else:
+            parts.append(int(value))
+    return tuple(parts)
+
+
 def lane_indices(values: list[Index], gx: int, gy: int) -> list[Where]:
     """The channel index of each lane, x outermost; a single entry where all lanes have the same."""
     if not any(isinstance(value, np.ndarray) for value in values):

@@ -10,14 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 from xdsl.dialects import affine, func, scf
-from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, SymbolRefAttr
+from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from npu_tools.emulator.affine import compile_map, compile_set
 from npu_tools.emulator.code import ARRIVED, Builder, Structured
+from npu_tools.emulator.lanes import Lanes, rectangles
 from npu_tools.emulator.tasks import Task
-from npu_tools.emulator.types import Fault, Instruction, LanesDiffer
+from npu_tools.emulator.types import Array, Fault, Instruction, LanesDiffer
 
 Bound = Callable[[list[Any]], Any]
 """A loop bound as a function of the registers."""
@@ -223,14 +224,21 @@ def lower_branches(
     else_pc = no[0] if no is not None else meet_at
     else_way = no if no is not None else (meet_at, -1)
 
+    known: dict[Any, tuple[tuple[Lanes, ...], tuple[Lanes, ...]]] = {}
+
     def test(frame: Any) -> Any:
         value = condition(frame.regs)
         if isinstance(value, np.ndarray):
-            mask = np.broadcast_to(np.asarray(value, dtype=np.bool_), (frame.gx, frame.gy))
-            if mask.all():
+            lanes = cast("Array", value)
+            key = (lanes.tobytes(), lanes.shape, frame.gx, frame.gy)
+            ways = known.get(key)
+            if ways is None:
+                mask = np.broadcast_to(lanes.astype(np.bool_), (frame.gx, frame.gy))
+                ways = known[key] = (rectangles(mask), rectangles(~mask))
+            if not ways[1]:
                 return None
-            if mask.any():
-                machine.scheduler.branch(cast("Task", frame), mask, yes, else_way, meet_at)
+            if ways[0]:
+                machine.scheduler.branch(cast("Task", frame), ways, (yes, else_way), meet_at)
                 return machine.parted
             return else_pc
         return None if value else else_pc
@@ -263,7 +271,18 @@ def lower_affine_if(op: Operation, builder: Builder) -> None:
     contains = compile_set(cast("Any", condition).data)
     slots = [builder.slot(operand) for operand in op.operands]
     then, otherwise = op.regions[0], op.regions[1]
-    lower_branches(builder, lambda regs: contains([regs[s] for s in slots]), then, otherwise, op.results)
+    last: list[Any] = [None, None]
+
+    def holds(regs: list[Any]) -> Any:
+        # Mostly tile ids, which stay the same arrays for a whole herd: ask once.
+        values = [regs[slot] for slot in slots]
+        before = last[0]
+        if before is not None and all(a is b for a, b in zip(values, before, strict=True)):
+            return last[1]
+        last[0], last[1] = values, contains(values)
+        return last[1]
+
+    lower_branches(builder, holds, then, otherwise, op.results)
 
 
 def lower_while(op: Operation, builder: Builder) -> None:
@@ -447,7 +466,7 @@ def lower_affine_parallel(op: Operation, builder: Builder) -> None:
 def lower_call(op: Operation, builder: Builder) -> None:
     """func.call: an external kernel, or the body of a function put in its place."""
     assert isinstance(op, func.CallOp)
-    symbol = cast("SymbolRefAttr", op.callee).string_value()
+    symbol = op.callee.string_value()
     machine = builder.machine
     function = machine.functions.get(symbol)
     if function is None:

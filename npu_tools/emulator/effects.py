@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType
@@ -125,4 +124,4 @@ def _flat(block: Block) -> list[Operation]:
 
 def users(value: SSAValue) -> list[Operation]:
     """The ops that use a value."""
-    return [cast("Operation", use.operation) for use in value.uses]
+    return [use.operation for use in value.uses]

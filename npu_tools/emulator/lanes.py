@@ -58,7 +58,9 @@ def _fit_line(value: Array) -> tuple[int, int, int] | None:
     base = int(value[0, 0])
     dx = int(value[1, 0]) - base if nx > 1 else 0
     dy = int(value[0, 1]) - base if ny > 1 else 0
-    expected = base + dx * np.arange(nx)[:, None] + dy * np.arange(ny)[None, :]
+    columns: Array = np.arange(nx, dtype=np.int64).reshape(-1, 1)
+    rows: Array = np.arange(ny, dtype=np.int64).reshape(1, -1)
+    expected: Array = base + dx * columns + dy * rows
     return (base, dx, dy) if np.array_equal(expected, value) else None
 
 
@@ -82,8 +84,21 @@ def uniform(value: Array) -> Any:
     return int(scalar) if scalar.dtype == np.int64 else scalar
 
 
-def rectangles(mask: Array) -> list[Lanes]:
+_RECTANGLES: dict[tuple[bytes, tuple[int, ...]], tuple[Lanes, ...]] = {}
+
+
+def rectangles(mask: Array) -> tuple[Lanes, ...]:
     """The true lanes of a boolean [gx, gy] as rectangles, each as large as can be grown greedily."""
+    key = (mask.tobytes(), mask.shape)
+    found = _RECTANGLES.get(key)
+    if found is None:
+        if len(_RECTANGLES) > _LINES_KEPT:
+            _RECTANGLES.clear()
+        found = _RECTANGLES[key] = tuple(_grow(mask))
+    return found
+
+
+def _grow(mask: Array) -> list[Lanes]:
     left = mask.copy()
     found: list[Lanes] = []
     nx, ny = left.shape

@@ -19,6 +19,7 @@ from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, T
 from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.effects import Effects
 from npu_tools.emulator.elements import dtype_of, memory_space, row_major, static_shape
+from npu_tools.emulator.layout import storage_strides
 from npu_tools.emulator.memory import Buffer, MemRef, Pool, UnwrittenRead
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.ops import LOWERINGS
@@ -114,8 +115,10 @@ class Machine:
 
     def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides in elements of the buffer a value is given."""
-        _ = value
-        return row_major(shape)
+        try:
+            return storage_strides(value, shape, self.externals.of)
+        except Fault:
+            return row_major(shape)
 
     def touches(self, op: Operation, builder: Builder) -> tuple[Touch, ...]:
         """The registers of the memrefs an op touches, and whether it writes them."""

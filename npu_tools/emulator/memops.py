@@ -11,6 +11,7 @@ from xdsl.dialects import memref
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     DenseIntOrFPElementsAttr,
+    IntegerAttr,
     MemRefType,
     SymbolRefAttr,
 )
@@ -75,12 +76,23 @@ def lower_alloc(op: Operation, builder: Builder) -> None:
 def one_per_tile(value: SSAValue) -> bool:
     """Whether an L1 buffer made outside a herd stands for one buffer in each tile.
 
-    It does where only herds use it, unless each tile takes a part of its own by its ids: such a buffer spans the herd.
+    It does where only herds use it, unless each tile takes a part of its own by its ids (such a buffer spans the herd)
+    or herds of different extents pass data through it (neighbours that share one memory).
     """
     uses = [use for use in users(value) if use.name != "memref.dealloc"]
     if not uses or not all(isinstance(use, HerdOp) for use in uses):
         return False
-    return not all(parted_by_ids(cast("HerdOp", use), value) for use in uses)
+    herds = [cast("HerdOp", use) for use in uses]
+    if len({tuple(constant_of(size) for size in herd.sizes) for herd in herds}) > 1:
+        return False
+    return not all(parted_by_ids(herd, value) for herd in herds)
+
+
+def constant_of(value: SSAValue) -> int | SSAValue:
+    """The number behind an index constant, or the value itself."""
+    owner = value.owner
+    attribute = prop(owner, "value") if isinstance(owner, Operation) and owner.name == "arith.constant" else None
+    return cast("IntegerAttr[Any]", attribute).value.data if isinstance(attribute, IntegerAttr) else value
 
 
 def parted_by_ids(herd: HerdOp, value: SSAValue) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xdsl.ir import Attribute
@@ -18,6 +18,9 @@ from xdsl.ir import Attribute
 from npu_tools.emulator.elements import bits_of, dtype_of, row_major
 from npu_tools.emulator.lanes import Lanes, line
 from npu_tools.emulator.types import Array, Fault, Index, Scalar
+
+if TYPE_CHECKING:
+    from npu_tools.emulator.deferred import Chain
 
 LEVELS = {0: "L3", 1: "L2", 2: "L1"}
 POISON = {"f": np.nan, "i": -85, "u": 170, "b": True}
@@ -132,6 +135,10 @@ class Buffer:
     users: int = 0
     """Operations in flight that still need it; freeing waits for them."""
     reported: bool = False
+    lent: bool = False
+    """Calls put off still look at `data`: the next write goes to storage of its own."""
+    deferred: dict[tuple[int, ...], Chain] = field(default_factory=dict["tuple[int, ...]", "Chain"])
+    """Calls put off that are going to add to parts of this buffer."""
     per_tile: bool = False
     """Made outside a herd for each of its tiles: gets their lanes when a herd first uses it."""
     by_herd: dict[tuple[int, int], Buffer] = field(default_factory=dict["tuple[int, int]", "Buffer"])
@@ -172,15 +179,34 @@ class Buffer:
         if self.data is not None:
             self.pool.give(self.data.nbytes)
         self.data = np.empty((*want, self.size), dtype=self.dtype)
+        self.lent = False
         self.version += 1
         return self.data
+
+    def settle(self, low: int, high: int) -> None:
+        """Make the calls put off that add to elements [low, high)."""
+        for key, chain in list(self.deferred.items()):
+            if chain.low < high and low < chain.high:
+                del self.deferred[key]
+                chain.make()
+
+    def keep_lent(self) -> None:
+        """Copy what calls put off look at, before it is changed in place."""
+        if self.lent and self.data is not None:
+            self.data = self.data.copy()
+            self.version += 1
+        self.lent = False
 
     def separate(self, want: tuple[int, int]) -> Array:
         """Give lanes that shared their contents copies of their own along the axes where `want` is more than 1."""
         old = self.storage()
         lanes = (max(old.shape[0], want[0]), max(old.shape[1], want[1]))
         if lanes == old.shape[:2]:
+            if self.lent:
+                self.keep_lent()
+                return self.storage()
             return old
+        self.lent = False
         mask, missing = self.unwritten, self.missing
         new = np.empty((*lanes, self.size), dtype=self.dtype)
         self.pool.take(new.nbytes - old.nbytes, f"{self.name} ({self.shape})")
@@ -205,6 +231,7 @@ class Buffer:
         if self.data is not None:
             self.pool.give(self.data.nbytes)
         self.data = self.unwritten = None
+        self.deferred.clear()
         self.version += 1
 
 
@@ -282,6 +309,8 @@ class MemRef:
         buffer = self.buffer
         if self._version == buffer.version and self._view is not None:
             return self._view
+        if buffer.deferred:
+            buffer.settle(*self.span())
         data = buffer.data
         if data is None:
             if buffer.freed:
@@ -365,7 +394,8 @@ class MemRef:
             vx, vy = values.shape[0], values.shape[1]
         if self.whole and (buffer.lanes[0] > 1 or vx == 1) and (buffer.lanes[1] > 1 or vy == 1) and unwritten is None:
             data = buffer.data
-            if data is None or data.shape[0] != vx or data.shape[1] != vy:
+            buffer.deferred.clear()
+            if data is None or data.shape[0] != vx or data.shape[1] != vy or buffer.lent:
                 buffer.reshape_lanes((vx, vy))
             self.array()[...] = values
             buffer.unwritten, buffer.missing = None, 0
@@ -388,6 +418,8 @@ class MemRef:
         want_y = lanes_y if lanes_y > 1 and (vy > 1 or self.dy or self.gy != lanes_y) else 1
         if want_x > 1 or want_y > 1:
             buffer.separate((want_x, want_y))
+        elif buffer.lent:
+            buffer.keep_lent()
 
     def _mark_written(self, unwritten: Array | None) -> None:
         buffer = self.buffer
@@ -503,6 +535,15 @@ class MemRef:
             self.gx,
             self.gy,
         )
+
+    def span(self) -> tuple[int, int]:
+        """The elements of one buffer lane from the first to behind the last that any lane of the group sees."""
+        low = high = self.offset
+        steps = ((self.gx, self.dx), (self.gy, self.dy), *zip(self.shape, self.strides, strict=True))
+        for count, step in steps:
+            low += min(0, (count - 1) * step)
+            high += max(0, (count - 1) * step)
+        return low, high + 1
 
     def flat_view(self) -> Array:
         """Everything from where the memref starts, [gx|1, gy|1, extent]."""

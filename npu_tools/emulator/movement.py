@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp
-from npu_tools.emulator.channels import Channel, Chunk, Stream, lane_indices
+from npu_tools.emulator.channels import Channel, Chunk, Stream, index_key, lane_indices
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.elements import bits_of, from_device_bytes, memory_space, to_device_bytes
 from npu_tools.emulator.memops import memref_type
@@ -21,6 +21,8 @@ from npu_tools.emulator.windows import Locate, Pads, compile_window, move, padde
 
 if TYPE_CHECKING:
     from npu_tools.emulator.machine import Machine
+
+Found = TypeVar("Found")
 
 
 def pads_of(op: DmaMemcpyNdOp | ChannelPutOp) -> Pads | None:
@@ -114,21 +116,29 @@ def is_relayed(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> bool:
     return builder.soft and memory_space(memref_type(op.memref)) == 1
 
 
-Positions = Callable[[Any], "list[tuple[int, ...]]"]
-
-
-def compile_indices(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> Positions:
-    """The channel index of each lane; one entry where all lanes share it."""
+def compile_indices(
+    op: ChannelPutOp | ChannelGetOp, builder: Builder, resolve: Callable[[tuple[int, ...]], Found]
+) -> Callable[[Any], list[Found]]:
+    """What `resolve` makes of the channel index of each lane; one entry where all lanes share it."""
     slots = [builder.slot(index) for index in op.indices]
-    if not slots:
-        return lambda _: [()]
-    return lambda frame: lane_indices([frame.regs[slot] for slot in slots], frame.gx, frame.gy)
+    known: dict[tuple[Any, ...], list[Found]] = {}
+
+    def find(frame: Any) -> list[Found]:
+        regs = frame.regs
+        values = [regs[slot] for slot in slots]
+        key = index_key(values, frame.gx, frame.gy)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = [resolve(index) for index in lane_indices(values, frame.gx, frame.gy)]
+        return found
+
+    return find
 
 
 def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
     """Send a window. Cores wait while the channel holds its depth of transfers; launches and segments do not."""
     channel = channel_of(op, builder)
-    positions = compile_indices(op, builder)
+    targets = compile_indices(op, builder, channel.targets)
     find = compile_window(builder, op.memref, op.window, "the window")
     pads = pads_of(op)
     machine = builder.machine
@@ -141,8 +151,7 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
 
     def put(frame: Any) -> Any:
         task = cast("Task", frame)
-        where = positions(frame)
-        groups = [channel.targets(index) for index in where]
+        groups = targets(frame)
         if len(groups) == 1 and task.gx * task.gy > 1:
             groups = groups * (task.gx * task.gy)
         if not task.soft and any(stream.full for group in groups for stream in group):
@@ -172,7 +181,7 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
             machine.relays.note(task, task.regs[memref_slot].buffer, put, op, None)
         sent[channel.name, level] = sent.get((channel.name, level), 0) + total
         if machine.trace is not None:
-            machine.trace.sent(task, channel.name, where, total // 8)
+            machine.trace.sent(task, channel.name, total // 8)
         return None
 
     return put
@@ -205,7 +214,7 @@ def _room(task: Task, channel: Channel, groups: list[list[Stream]]) -> Wait:
 def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     """Receive into a window: waits until as many elements as it holds have come."""
     channel = channel_of(op, builder)
-    positions = compile_indices(op, builder)
+    sources = compile_indices(op, builder, channel.stream)
     find = compile_window(builder, op.memref, op.window, "the window")
     machine = builder.machine
     scheduler = machine.scheduler
@@ -219,15 +228,17 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
         task = cast("Task", frame)
         window = find(task.regs)
         count = window.size * (bits // 8) if mixed else window.size
-        where = positions(frame)
-        if len(where) == 1:
-            stream = channel.stream(where[0])
-            lanes = task.gx * task.gy
-            if stream.available < count * lanes:
-                return _data(machine, task, channel, [stream] * lanes, count)
-            streams = [stream] * lanes
+        streams = sources(frame)
+        lanes = task.gx * task.gy
+        if len(streams) == 1:
+            if streams[0].available < count * lanes:
+                return _data(machine, task, channel, streams * lanes, count)
+            streams = streams * lanes if lanes > 1 else streams
+        elif len(set(map(id, streams))) == lanes:
+            for stream in streams:
+                if stream.available < count:
+                    return _data(machine, task, channel, streams, count)
         else:
-            streams = [channel.stream(index) for index in where]
             needed: dict[int, int] = {}
             for stream in streams:
                 needed[id(stream)] = needed.get(id(stream), 0) + count
@@ -244,7 +255,7 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
         if window.buffer.lanes == (1, 1) and not task.soft:
             machine.writers.wrote(task, window)
         if machine.trace is not None:
-            machine.trace.received(task, channel.name, where, total // 8)
+            machine.trace.received(task, channel.name, total // 8)
         return None
 
     return get
@@ -278,7 +289,7 @@ def _receive(task: Task, window: MemRef, streams: list[Stream], count: int, elem
 
 
 def _by_element(mask: Array | None, count: int) -> Array | None:
-    return None if mask is None else mask.reshape(count, -1).any(axis=1)
+    return None if mask is None else np.asarray(mask.reshape(count, -1).any(axis=1))
 
 
 def _data(machine: Machine, task: Task, channel: Channel, streams: list[Stream], count: int) -> Wait:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npu_tools.emulator.code import ARRIVED, END
-from npu_tools.emulator.lanes import Lanes, rectangles
+from npu_tools.emulator.lanes import Lanes
 from npu_tools.emulator.memory import UnwrittenRead
 from npu_tools.emulator.tasks import Fork, Pending, Task, Wait, meet, part
 from npu_tools.emulator.types import Fault, LanesDiffer
@@ -119,12 +119,13 @@ class Scheduler:
         code = task.code.instructions
         pc = task.pc
         step = pc
+        done = 0
         result: Any = None
         try:
             if task.pending:
                 result, pc = self._carefully(task)
             else:
-                for _ in range(SLICE):
+                for done in range(SLICE):  # noqa: B007 - read behind the loop
                     step = pc
                     result = code[pc](task)
                     if result is None:
@@ -156,7 +157,7 @@ class Scheduler:
             )
             self.on_fault(fault, task)
             raise fault from error
-        self.executed += SLICE if result is None else 64
+        self.executed += done + 1
         task.pc = pc
         if result is None:
             self.ready.append(task)
@@ -269,15 +270,23 @@ class Scheduler:
             fork.running.append(child)
             self.ready.append(child)
 
-    def branch(self, task: Task, condition: Any, yes: tuple[int, int], no: tuple[int, int], meet_at: int) -> None:
+    def branch(
+        self,
+        task: Task,
+        lanes: tuple[tuple[Lanes, ...], tuple[Lanes, ...]],
+        ways: tuple[tuple[int, int], tuple[int, int]],
+        meet_at: int,
+    ) -> None:
         """Send lanes down two ways; a way is its first pc and its region, or (meet_at, -1) for none."""
+        yes, no = ways
         fork = Fork(task, yes[1] if yes[1] >= 0 else no[1], meet_at)
-        for mask, (pc, region) in ((condition, yes), (~condition, no)):
-            for rectangle in rectangles(mask):
-                if region < 0:
-                    fork.idle.append(rectangle)
-                    continue
+        for rectangles_of, (pc, region) in zip(lanes, ways, strict=True):
+            if region < 0:
+                fork.idle.extend(rectangles_of)
+                continue
+            for rectangle in rectangles_of:
                 child = part(task, rectangle, region)
                 child.pc, child.fork, child.join = pc, fork, meet_at
                 fork.running.append(child)
-                self.ready.append(child)
+        # In front of others, so that what belongs together stays together.
+        self.ready.extendleft(reversed(fork.running))

@@ -85,14 +85,12 @@ class Recorder:
         each = count / (task.gx * task.gy)
         self._event(task, "dma", f"{levels[0]}->{levels[1]}", each / BYTES_PER_US, count)
 
-    def sent(self, task: Task, channel: str, where: list[tuple[int, ...]], count: int) -> None:
+    def sent(self, task: Task, channel: str, count: int) -> None:
         """A put of `count` bytes over all lanes."""
-        _ = where
         self._event(task, "put", channel, count / (task.gx * task.gy) / BYTES_PER_US, count)
 
-    def received(self, task: Task, channel: str, where: list[tuple[int, ...]], count: int) -> None:
+    def received(self, task: Task, channel: str, count: int) -> None:
         """A get of `count` bytes over all lanes."""
-        _ = where
         self._event(task, "get", channel, count / (task.gx * task.gy) / BYTES_PER_US, count)
 
     def called(self, task: Task, symbol: str, macs: int) -> None:

@@ -42,8 +42,8 @@ class Writers:
         owners.herds[id(herd)] = herd
         first = self._base(herd)
         at = task.at
-        columns = np.arange(at.x0, at.x0 + at.nx, dtype=np.int32).reshape(-1, 1)
-        rows = np.arange(at.y0, at.y0 + at.ny, dtype=np.int32).reshape(1, -1)
+        columns = np.arange(at.x0, at.x0 + at.nx, dtype=np.int64).reshape(-1, 1)
+        rows = np.arange(at.y0, at.y0 + at.ny, dtype=np.int64).reshape(1, -1)
         lanes = first + columns * 4096 + rows
         lanes = lanes.reshape(*lanes.shape, *(1 for _ in window.shape))
         own = owners.of
