@@ -64,6 +64,7 @@ class Values:
         self._fixed = dict(fixed or {})
         self._linear: dict[SSAValue, Linear | None] = {}
         self._spans: dict[SSAValue, Span | None] = {}
+        self._nested = 0
 
     def constant(self, value: int | SSAValue) -> int | None:
         """The value where it is one number, else None."""
@@ -104,11 +105,19 @@ class Values:
 
     def depends_on(self, value: int | SSAValue, variables: Sequence[SSAValue]) -> bool:
         """Whether one of the variables can change the value (True also where nothing is known)."""
-        form = self.linear(value)
-        if form is None:
-            return True
-        wanted = set(variables)
-        return any(variable in wanted or self._opaque_on(variable, wanted) for variable, _ in form.terms)
+        wanted, seen = set(variables), set[SSAValue]()
+        queue: list[int | SSAValue] = [value]
+        while queue:
+            form = self.linear(queue.pop())
+            if form is None:
+                return True
+            for variable, _ in form.terms:
+                if variable in wanted:
+                    return True
+                if variable not in seen and not isinstance(owner := variable.owner, Block):
+                    seen.add(variable)
+                    queue.extend(owner.operands)
+        return False
 
     def trips(self, loop: Operation) -> int | None:
         """How often the body of a loop runs, or None where it is not always the same."""
@@ -222,8 +231,12 @@ class Values:
 
     def _variable_span(self, variable: SSAValue) -> Span | None:
         if variable not in self._spans:
+            if self._nested > _DEPTH // 4:
+                return None
             self._spans[variable] = None
+            self._nested += 1
             self._spans[variable] = self._bounds(variable)
+            self._nested -= 1
         return self._spans[variable]
 
     def _bounds(self, variable: SSAValue) -> Span | None:
@@ -282,12 +295,6 @@ class Values:
         data = attribute.data
         return _affine_span(data.results[0], known[: data.num_dims], known[data.num_dims :])
 
-    def _opaque_on(self, variable: SSAValue, wanted: set[SSAValue]) -> bool:
-        owner = variable.owner
-        if isinstance(owner, Block):
-            return False
-        return any(self.depends_on(operand, list(wanted)) for operand in owner.operands)
-
     # -- control ---------------------------------------------------------------------------------------------------
 
     def _affine_bounds(self, loop: Operation) -> list[int] | None:
@@ -336,20 +343,20 @@ class Values:
             verdict = verdict if met else None
         return verdict
 
-    def _truth(self, condition: SSAValue) -> bool | None:
+    def _truth(self, condition: SSAValue, depth: int = 0) -> bool | None:
         owner = condition.owner
-        if isinstance(owner, Block):
+        if isinstance(owner, Block) or depth > _DEPTH:
             return None
         if owner.name == "arith.cmpi":
             return self._comparison(owner)
         if owner.name in ("arith.andi", "arith.ori"):
-            sides = [self._truth(operand) for operand in owner.operands]
+            sides = [self._truth(operand, depth + 1) for operand in owner.operands]
             decisive = owner.name == "arith.ori"
             if decisive in sides:
                 return decisive
             return None if None in sides else not decisive
         if owner.name == "arith.xori":
-            sides = [self._truth(operand) for operand in owner.operands]
+            sides = [self._truth(operand, depth + 1) for operand in owner.operands]
             return None if None in sides else sides[0] is not sides[1]
         number = _constant_of(owner)
         return None if number is None else bool(number)

@@ -283,3 +283,34 @@ def test_more_launches_than_one_elf_compiles_in_reasonable_time_are_warned_of() 
     found = only(check_program_text(many, "many.mlir", device("npu2")), "multi-launch-count")
     assert found.severity == "warning"
     assert "2 ELFs" in (found.remedy or "")
+
+
+# ---------------------------------------------------------------- absurd input
+
+
+@pytest.mark.parametrize("op", ["arith.addi", "arith.remsi", "arith.minsi"])
+def test_arithmetic_of_any_depth_is_answered(op: str) -> None:
+    chain = "".join(f"            %z{step + 1} = {op} %z{step}, %c8 : index\n" for step in range(600))
+    start = "            %at = affine.apply #offset()[%i, %x]\n"
+    report = check(
+        "eltwise", (start, start.replace("%at", "%z0") + chain + "            %at = arith.addi %z600, %c0 : index\n")
+    )
+    assert report.parsed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("%columns = arith.constant 8", "%columns = arith.constant 4000000000"),
+        ("%columns = arith.constant 8", "%columns = arith.constant 0"),
+        ("%columns = arith.constant 8", "%columns = arith.constant -3"),
+        ("%c8 = arith.constant 8", "%c8 = arith.constant 9000000000000000000"),
+        ("%c1 = arith.constant 1", "%c1 = arith.constant 0"),
+        ("65536xbf16", "9000000000000000xbf16"),
+        ("65536xbf16", "?xbf16"),
+        ("[1024] [1]", "[9000000000000000] [9000000000000000]"),
+        ("[1024] [1]", "[-5] [1]"),
+    ],
+)
+def test_absurd_sizes_are_answered_at_once(change: tuple[str, str]) -> None:
+    assert check("eltwise", change).findings is not None
