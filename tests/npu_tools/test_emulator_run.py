@@ -1,0 +1,119 @@
+"""Small programs for every feature of the machine, in both groupings, against numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npu_tools.air import Program, parse_program
+from npu_tools.emulator.run import RunResult, run_program
+
+DATA = Path(__file__).parents[1] / "data" / "air"
+
+
+def program(name: str) -> Program:
+    path = DATA / f"emu_{name}.mlir"
+    return parse_program(path.read_text(), name=path.name)
+
+
+def both(name: str, *inputs: np.ndarray) -> RunResult:
+    """The lifted run, after comparing it bit for bit with the run tile by tile."""
+    lifted = run_program(program(name), list(inputs), grouping="lifted")
+    alone = run_program(program(name), list(inputs), grouping="per-tile")
+    assert lifted.ok, lifted.findings
+    assert alone.ok, alone.findings
+    for key, values in lifted.outputs.items():
+        assert values.tobytes() == alone.outputs[key].tobytes()
+    return lifted
+
+
+def test_tiles_copy_blocks_of_their_own() -> None:
+    a = np.arange(512, dtype=np.int32).reshape(16, 32)
+    result = both("herd_copy", a)
+    assert (result.outputs["arg1"] == 2 * a).all()
+    assert result.counters.dma_bits == {("L3", "L1"): 512 * 32, ("L1", "L3"): 512 * 32}
+    assert result.ran_on == "emulator"
+
+
+def test_one_put_serves_many_gets_and_a_cascade_sums_along_a_row() -> None:
+    a = np.arange(16, dtype=np.int32)
+    result = both("broadcast_cascade", a)
+    assert (result.outputs["arg1"] == 4 * a + 100 + 6).all()
+    assert result.counters.channel_puts == {"all": 4, "next": 3, "out": 1}
+
+
+def test_tokens_order_what_runs_beside_each_other() -> None:
+    a = np.arange(32, dtype=np.float32).reshape(4, 8)
+    assert (both("async", a).outputs["arg1"] == 2 * a).all()
+
+
+def test_control_flow_gives_what_it_says() -> None:
+    a = np.arange(8, dtype=np.int32) * 10
+    table = np.array([7, 6, 5, 4, 3, 2, 1, 0])
+    expected = np.where(np.arange(8) >= 4, a + table, a - table)
+    expected[:2] += 1000
+    expected[7] = a.sum() + 8
+    assert (both("control", a).outputs["arg1"] == expected).all()
+
+
+def test_inputs_stay_as_they_are_and_may_be_named() -> None:
+    a = np.arange(512, dtype=np.int32).reshape(16, 32)
+    b = np.zeros((16, 32), np.int32)
+    result = run_program(program("herd_copy"), {"arg1": b, "arg0": a})
+    assert (b == 0).all()
+    assert (result.outputs["arg1"] == 2 * a).all()
+
+
+def test_a_trace_has_events_in_time_and_memory_by_level() -> None:
+    a = np.arange(16, dtype=np.int32)
+    trace = run_program(program("broadcast_cascade"), [a], trace=True).trace
+    assert trace is not None
+    assert {event.kind for event in trace.events} == {"put", "get"}
+    assert all(event.end >= event.start for event in trace.events)
+    assert {use.level for use in trace.uses} == {"L1"}
+    assert max(use.live_bytes for use in trace.uses) == 2 * 16 * 4
+
+
+@pytest.mark.parametrize("relayed", [1, 3])
+def test_an_l2_relay_goes_round_as_often_as_data_comes(relayed: int) -> None:
+    """A memtile starts its chain of descriptors anew, so the host may send more than the segment's text passes on."""
+    text = f"""module {{
+      air.channel @up []
+      air.channel @down []
+      air.channel @out []
+      func.func @f(%a: memref<24xi32>, %b: memref<24xi32>) {{
+        air.launch () in () args(%a1=%a, %b1=%b) : memref<24xi32>, memref<24xi32> {{
+          air.channel.put @up[] (%a1[] [] []) : (memref<24xi32>)
+          air.segment @seg {{
+            %l2 = memref.alloc() : memref<8xi32, 1>
+            %c1 = arith.constant 1 : index
+            air.channel.get @up[] (%l2[] [] []) : (memref<8xi32, 1>)
+            air.channel.put @down[] (%l2[] [] []) : (memref<8xi32, 1>)
+            air.herd @h tile (%x, %y) in (%sx=%c1, %sy=%c1) {{
+              %c0 = arith.constant 0 : index
+              %one = arith.constant 1 : index
+              %n = arith.constant {relayed} : index
+              scf.for %i = %c0 to %n step %one {{
+                %l1 = memref.alloc() : memref<8xi32, 2>
+                air.channel.get @down[] (%l1[] [] []) : (memref<8xi32, 2>)
+                air.channel.put @out[] (%l1[] [] []) : (memref<8xi32, 2>)
+                memref.dealloc %l1 : memref<8xi32, 2>
+              }}
+            }}
+          }}
+          %z = arith.constant 0 : index
+          %s = arith.constant 1 : index
+          %m = arith.constant {8 * relayed} : index
+          air.channel.get @out[] (%b1[%z] [%m] [%s]) : (memref<24xi32>)
+        }}
+        return
+      }}
+    }}"""
+    a = np.arange(24, dtype=np.int32)
+    result = run_program(parse_program(text, name="relay.mlir"), [a])
+    assert (result.outputs["arg1"][: 8 * relayed] == a[: 8 * relayed]).all()
+    codes = {finding.code for finding in result.findings}
+    assert ("relay-repeats" in codes) == (relayed > 1)
+    assert ("left-over" in codes) == (relayed == 1)
