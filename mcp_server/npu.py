@@ -40,7 +40,6 @@ MAX_WAIT_S = 25.0
 _READ = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 _WORK = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
-_Path = Annotated[str | None, Field(max_length=4096)]
 _Program = Annotated[str | None, Field(description="path of a .mlir file", max_length=4096)]
 _Text = Annotated[str | None, Field(description="the program itself, instead of a path", max_length=8_000_000)]
 _Name = Annotated[str | None, Field(max_length=200)]

@@ -1,7 +1,7 @@
 """Where the NPU tools read and write: paths given by a client, the jobs folder, the artefact cache.
 
 On stdio a client is the person's own agent and may name any file. Over HTTP it may be anybody with the token: then
-every path must lie under the workspace.
+every path must lie under the workspace, or be a job's own result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Places:
         """
         path = Path(given).expanduser()
         path = path if path.is_absolute() else self.workspace / path
-        if self.confined and not path.resolve().is_relative_to(self.workspace.resolve()):
+        roots = (self.workspace, self.jobs, self.artefacts)
+        if self.confined and not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
             raise UnusableInput(f"{given[:200]} is outside the workspace; over HTTP only files under it can be used")
         return path
 

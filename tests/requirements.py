@@ -22,11 +22,13 @@ _TOOLS = "mcp_server/test_tools.py::"
 _STDIO = "mcp_server/test_stdio.py::"
 _HTTP = "mcp_server/test_http.py::"
 _START = "mcp_server/test_start.py::"
+_NPU = "mcp_server/test_npu_tools.py::"
+_JOBS = "npu_tools/test_jobs.py::"
 
 REQUIREMENTS = tuple(
     Requirement(*row)
     for row in (
-        ("the tools are those of the memory and check, compile, run, gate, job", "surfaces", _TOOLS + "test_the_tools_are_listed_in_the_same_order_every_time"),
+        ("the tools are explain_error, search, get, contribute_lesson, report_outcome, check, compile, run, job, gate", "surfaces", _TOOLS + "test_the_tools_are_listed_in_the_same_order_every_time"),
         ("every tool has annotations, schemas and descriptions", "mcp_server", _TOOLS + "test_every_tool_says_what_it_does_and_what_it_changes"),
         ("the list of tools is short", "mcp_server", _TOOLS + "test_the_list_of_tools_costs_an_agent_little"),
         ("server instructions say when to call what", "mcp_server", _TOOLS + "test_instructions_say_when_to_call_what"),
@@ -74,5 +76,17 @@ REQUIREMENTS = tuple(
         ("the server imports only the SDK before the first question", "packaging", _START + "test_importing_the_server_loads_nothing_heavy"),
         ("no model library ever loads in the server", "packaging", _START + "test_a_whole_conversation_loads_no_model_library"),
         ("file descriptor 1 is guarded before imports", "mcp_server", _START + "test_standard_output_is_claimed_before_the_sdk_is_loaded"),
+        ("check, compile, run and gate work on one program from end to end", "npu_tools", _NPU + "test_a_program_is_checked_compiled_run_and_gated"),
+        ("a failing compile is an answer with findings and lessons", "npu_tools", _NPU + "test_a_refused_program_is_an_answer_with_limit_remedy_and_lesson"),
+        ("a deadlock is explained, never hung", "npu_tools", _NPU + "test_a_deadlock_is_explained"),
+        ("text that is no program is told with its place", "npu_tools", _NPU + "test_text_that_is_no_program_is_told_with_its_place"),
+        ("a kernel and a model are checked", "npu_tools", _NPU + "test_a_kernel_and_a_model_are_checked"),
+        ("unusable requests say what to change", "npu_tools", _NPU + "test_unusable_requests_say_what_to_change"),
+        ("over HTTP only the workspace is reached", "mcp_server", _NPU + "test_over_http_only_files_of_the_workspace_are_used"),
+        ("findings are bounded", "mcp_server", _NPU + "test_answers_stay_small_however_much_is_found"),
+        ("a job outlives the process that started it", "mcp_server", _JOBS + "test_a_job_outlives_the_process_that_started_it"),
+        ("a killed job is told as failed", "mcp_server", _JOBS + "test_a_killed_job_is_told_as_failed_and_never_as_running"),
+        ("a job can be cancelled in any state", "mcp_server", _JOBS + "test_a_running_job_is_cancelled"),
+        ("CPU slots are respected", "mcp_server", _JOBS + "test_no_more_jobs_run_at_once_than_there_are_slots_and_a_queued_one_can_be_cancelled"),
     )
 )  # fmt: skip

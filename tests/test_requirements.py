@@ -14,7 +14,7 @@ from mcp import Client
 from mcp_server import Config, build_server
 
 TESTS = Path(__file__).resolve().parent
-SOURCES = {"packaging", "memory", "mcp_server", "surfaces", "protocol"}
+SOURCES = {"packaging", "memory", "mcp_server", "npu_tools", "surfaces", "protocol"}
 
 _spec = importlib.util.spec_from_file_location("herdbook_requirements", TESTS / "requirements.py")
 assert _spec is not None

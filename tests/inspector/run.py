@@ -37,6 +37,12 @@ LESSON = {
     "cause": "quux 77 is larger than the zork budget",
     "fix": "1. Make quux 77 smaller.",
 }
+COPY = """
+func.func @copy(%arg0: memref<8xi32>, %arg1: memref<8xi32>) {
+  memref.copy %arg0, %arg1 : memref<8xi32> to memref<8xi32>
+  return
+}
+"""
 TOOL_ERROR = 5
 """What the inspector exits with when a tool answers with an error."""
 
@@ -112,6 +118,27 @@ def check(name: str, inspector: Inspector) -> None:
     prompt = inspector.ask("prompts/get", "--prompt-name", "look_up_error", "--prompt-args", "error_text=zork overflow")
     assert "zork overflow" in prompt["messages"][0]["content"]["text"], prompt
     say(name, "prompts/get")
+
+    checked = inspector.call("check", {"kernel": "gemm", "shape": "512x512x512"})
+    assert checked["ok"], checked
+    say(name, "check")
+
+    compiled = inspector.call("compile", {"program_text": COPY})
+    assert compiled["ok"], compiled
+    say(name, "compile")
+
+    ran = inspector.call("run", {"artefact": compiled["artefact"]})
+    assert ran["ok"], ran
+    say(name, "run")
+
+    assert inspector.call("job", {"id": ran["job"]})["job"]["state"] == "done"
+    say(name, "job")
+
+    verdict = inspector.call(
+        "gate", {"actual": f"{ran['outputs']}#arg0", "reference": f"{ran['outputs']}#arg1", "rtol": 0, "atol": 0}
+    )
+    assert verdict["passed"], verdict
+    say(name, "gate")
 
     refused = inspector.run("tools/call", "--tool-name", "get", "--tool-args-json", '{"id": "zzzz"}')
     assert refused.returncode == TOOL_ERROR, refused
