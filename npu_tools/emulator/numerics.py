@@ -32,6 +32,8 @@ from npu_tools.emulator.rounding import F32, Rounding, round_bf16
 Mode = Literal["faithful", "f32"]
 Generation = Literal["aie2", "aie2p"]
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 @dataclass(slots=True)
 class RoundingRow:
@@ -109,6 +111,10 @@ class Numerics:
         """Whether the functions are the true ones instead of AIE2P's."""
         return self.mode == "f32" or self.generation == "aie2"
 
+    def rounds(self, element: Attribute | str) -> bool:
+        """Whether values of this type are rounded at all."""
+        return self.mode != "f32" and _is_bf16(element)
+
     def round_to(
         self, values: Any, element: Attribute | str, *, kind: str = "", rounding: Rounding | None = None
     ) -> Any:
@@ -116,11 +122,11 @@ class Numerics:
 
         Takes scalars and arrays and gives back the same sort. `rounding` overrides the core's register.
         """
-        if self.mode == "f32" or not _is_bf16(element):
+        if not self.rounds(element):
             return values
         how = rounding or self.rounding
         if isinstance(values, np.ndarray):
-            rounded: Any = round_bf16(cast(NDArray[Any], values), how)
+            rounded: Any = round_bf16(cast("NDArray[Any]", values), how)
         else:
             rounded = _round_scalar(values, how)
         if self.report is not None:
@@ -131,25 +137,27 @@ class Numerics:
         self, element: Attribute | str, *, kind: str = "", rounding: Rounding | None = None
     ) -> Callable[[Any], Any]:
         """`round_to` with the type settled, which may overwrite its argument: pass only fresh arrays."""
-        if self.mode == "f32" or not _is_bf16(element):
+        if not self.rounds(element):
             return _same
         how = rounding or self.rounding
         report = self.report
 
         def run(values: Any) -> Any:
-            if not isinstance(values, np.ndarray):
-                return self.round_to(values, element, kind=kind, rounding=how)
-            fresh = cast(NDArray[Any], values)
-            if report is not None or fresh.dtype != np.float32 or not fresh.flags.writeable:
-                return self.round_to(fresh, element, kind=kind, rounding=how)
-            return round_bf16(fresh, how, out=fresh)
+            if (
+                values.__class__ is np.ndarray
+                and report is None
+                and values.dtype == _FLOAT32
+                and values.flags.writeable
+            ):
+                return round_bf16(values, how, out=values)
+            return self.round_to(values, element, kind=kind, rounding=how)
 
         return run
 
     def quantise(self, values: Any, axis: int, *, kind: str = "bfp16") -> F32:
         """The values as the matrix unit takes them in, blocks of 8 along `axis`; unchanged where there is no BFP16.
 
-        Quantising once what several products use is the cheap way: pass the results on to `product`.
+        Quantising once what several products use is the cheap way: `np.matmul` of the results is the unit's product.
         """
         if self.exact:
             return np.asarray(values, np.float32)

@@ -24,7 +24,11 @@ F32 = NDArray[np.float32]
 # Work in pieces that stay in the first-level cache: four passes over 32 Ki words cost about as much as one over DRAM.
 _PIECE = 32 * 1024
 _HIGH = np.uint32(0xFFFF0000)
+_LOW = np.uint32(0xFFFF)
+_SIGN = np.uint32(0x80000000)
 _QUIET_NAN = np.uint32(0x7FC00000)
+_HALF_LESS = np.uint32(0x7FFF)
+_ONE, _SIXTEEN, _THIRTY_ONE = np.uint32(1), np.uint32(16), np.uint32(31)
 
 
 def round_bf16(values: Any, how: Rounding = "conv_even", *, out: F32 | None = None) -> F32:
@@ -36,6 +40,9 @@ def round_bf16(values: Any, how: Rounding = "conv_even", *, out: F32 | None = No
         raise ValueError(f"out has shape {out.shape}, the values {source.shape}")
     if source.flags.c_contiguous and out.flags.c_contiguous:
         flat_in, flat_out = source.reshape(-1).view(np.uint32), out.reshape(-1).view(np.uint32)
+        if flat_in.size <= _PIECE:
+            _round_words(flat_in, flat_out, how)
+            return out
         for start in range(0, flat_in.size, _PIECE):
             piece = slice(start, start + _PIECE)
             _round_words(flat_in[piece], flat_out[piece], how)
@@ -50,24 +57,20 @@ def round_bf16(values: Any, how: Rounding = "conv_even", *, out: F32 | None = No
 
 
 def _round_words(words: NDArray[np.uint32], out: NDArray[np.uint32], how: Rounding) -> None:
-    as_float = words.view(np.float32)
-    nan = np.isnan(as_float)
-    has_nan = bool(nan.any())
-    kept_nan = (words[nan] & np.uint32(0x80000000)) | _QUIET_NAN if has_nan else None
-    match how:
-        case "conv_even":
-            bias = words >> np.uint32(16)
-            bias &= np.uint32(1)
-            bias += np.uint32(0x7FFF)
-            np.add(words, bias, out=out)
-        case "floor":
-            # Negative values move away from zero unless exact; infinities have no low bits and stay.
-            bias = words >> np.uint32(31)
-            bias *= np.uint32(0xFFFF)
-            np.add(words, bias, out=out)
-        case "toward_zero":
-            if out is not words:
-                np.copyto(out, words)
+    nan = np.isnan(words.view(np.float32))
+    kept_nan = (words[nan] & _SIGN) | _QUIET_NAN if nan.any() else None
+    if how == "conv_even":
+        bias = words >> _SIXTEEN
+        bias &= _ONE
+        bias += _HALF_LESS
+        np.add(words, bias, out=out)
+    elif how == "floor":
+        # Negative values move away from zero unless exact; infinities have no low bits and stay.
+        bias = words >> _THIRTY_ONE
+        bias *= _LOW
+        np.add(words, bias, out=out)
+    elif out is not words:
+        np.copyto(out, words)
     out &= _HIGH
     if kept_nan is not None:
         out[nan] = kept_nan

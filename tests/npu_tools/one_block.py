@@ -99,8 +99,9 @@ def run_block(body, arguments, *, numerics=None, head="", lanes=(1, 1)):
     for slot, content in low.presets.items():
         regs[slot] = content
     frame = OneFrame(regs, *lanes)
-    for step in steps:
-        step(frame)
+    with np.errstate(all="ignore"):
+        for step in steps:
+            step(frame)
     named = {value.name_hint: frame.regs[slot] for value, slot in low.slots.items() if value.name_hint}
     return {name: value.data if isinstance(value, OneRef) else value for name, value in named.items()}
 

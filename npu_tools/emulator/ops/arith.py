@@ -4,6 +4,8 @@ Every value is a Python int (index), a numpy scalar or an array whose first two 
 never changed afterwards. Float results of type bf16 round once, in the core's mode. Integers wrap; widths numpy lacks
 live in the next wider type, i1 in bool. Where MLIR leaves a result undefined, this module decides: division by zero is
 a Fault, shifts past the width give 0 (or the sign), floats past an integer's range saturate and NaN becomes 0.
+
+Instructions run under `np.errstate(all="ignore")`: overflow and NaN are results here, not events.
 """
 
 from __future__ import annotations
@@ -57,16 +59,6 @@ def is_number(value: Any) -> bool:
 def plain(value: Any) -> Any:
     """A 0-d array as a scalar, anything else as it is."""
     return value[()] if is_array(value) and value.ndim == 0 else value
-
-
-def quiet(run: Instruction) -> Instruction:
-    """The instruction without numpy's floating-point warnings: overflow and NaN are results, not events."""
-
-    def inside(frame: Frame) -> None:
-        with np.errstate(all="ignore"):
-            run(frame)
-
-    return inside
 
 
 def apply_unary(op: Operation, low: Lowering, function: Unary) -> Instruction:
@@ -142,25 +134,38 @@ def float_binary(function: Binary) -> Lower:
     """Lowering of a float op with two operands: computed in the held type, rounded once."""
 
     def lower(op: Operation, low: Lowering) -> Instruction:
-        rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
-        return quiet(apply_binary(op, low, lambda a, b: rounded(function(a, b))))
+        return rounded_binary(op, low, function)
 
     return lower
+
+
+def rounded_binary(op: Operation, low: Lowering, function: Binary) -> Instruction:
+    """An instruction that computes in the held type and rounds once."""
+    numerics, kind = core_numerics(op, low), op.results[0].type
+    if not numerics.rounds(kind):
+        return apply_binary(op, low, function)
+    rounded = numerics.rounder(kind, kind=op.name)
+    a, b, r = low.slot(op.operands[0]), low.slot(op.operands[1]), low.slot(op.results[0])
+
+    def run(frame: Frame) -> None:
+        regs = frame.regs
+        regs[r] = rounded(function(regs[a], regs[b]))
+
+    return run
 
 
 def mulf(op: Operation, low: Lowering) -> Instruction:
     """Rounds once, unless the product goes on in the accumulator (fused.py)."""
     if stays_in_accumulator(op):
-        return quiet(apply_binary(op, low, np.multiply))
-    rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
-    return quiet(apply_binary(op, low, lambda a, b: rounded(np.multiply(a, b))))
+        return apply_binary(op, low, np.multiply)
+    return rounded_binary(op, low, np.multiply)
 
 
 def float_choice(function: Binary) -> Lower:
     """Lowering of a float op whose result is one of its operands: nothing to round."""
 
     def lower(op: Operation, low: Lowering) -> Instruction:
-        return quiet(apply_binary(op, low, function))
+        return apply_binary(op, low, function)
 
     return lower
 

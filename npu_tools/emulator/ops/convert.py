@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xdsl.ir import Attribute, Operation
 
-from npu_tools.emulator.ops.arith import apply_unary, as_unsigned, plain, quiet, signed_wide
+from npu_tools.emulator.ops.arith import apply_unary, as_unsigned, plain, signed_wide
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.signature import attribute, dtype, is_bf16, is_float, is_index, refuse, width_of
 from npu_tools.emulator.rounding import to_integer, wrap_integer
@@ -66,7 +66,7 @@ def int_to_float(*, signed: bool) -> Lower:
             wide = signed_wide(value) if signed else as_unsigned(value, bits)
             return rounded(plain(wide.astype(kind)))
 
-        return quiet(apply_unary(op, low, run))
+        return apply_unary(op, low, run)
 
     return lower
 
@@ -107,7 +107,7 @@ def truncf(op: Operation, low: Lowering) -> Instruction:
         narrow = value if value.dtype == kind else value.astype(kind)
         return numerics.round_to(narrow, target, kind=op.name, rounding=forced)
 
-    return quiet(apply_unary(op, low, run))
+    return apply_unary(op, low, run)
 
 
 def bitcast(op: Operation, low: Lowering) -> Instruction:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from npu_tools.emulator.ops.arith import divide_integers, quiet
+from npu_tools.emulator.ops.arith import divide_integers
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.domain import over, plain_dims
 from npu_tools.emulator.ops.linalg_generic import LOWERINGS as GENERIC
@@ -52,7 +52,7 @@ def fill(op: Operation, low: Lowering) -> Instruction:
         number = np.asarray(lane_aligned(regs[value], rank)).astype(kind)
         cast("Ref", regs[target]).write(rounded(number if number.ndim else number[()]))
 
-    return quiet(run)
+    return run
 
 
 def _convert(values: Array, source: Attribute, target: Attribute) -> Array:
@@ -76,7 +76,7 @@ def copy(op: Operation, low: Lowering) -> Instruction:
             values if same else rounded(_convert(np.array(values), source.type, target.type))
         )
 
-    return quiet(run)
+    return run
 
 
 Function = Callable[..., Any]
@@ -111,7 +111,7 @@ def _map(
         done = rounded(result.astype(kind, copy=False)) if wide and rounds else result
         cast("Ref", regs[target]).write(done if wide else wrap_integer(done, width_of(element)).astype(kind))
 
-    return quiet(run)
+    return run
 
 
 def _aligned(value: Any, rank: int) -> Array:
@@ -174,7 +174,7 @@ def pooling(op: Operation, low: Lowering) -> Instruction:
         total = reduce_over(kind, ordered, (), element, before)
         memref.write(total if kind.exact else rounded(total))
 
-    return quiet(run)
+    return run
 
 
 def transpose(op: Operation, low: Lowering) -> Instruction:

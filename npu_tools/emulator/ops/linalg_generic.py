@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import MemRefType, TensorType
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from npu_tools.emulator.ops.arith import is_array, quiet
+from npu_tools.emulator.ops.arith import is_array
 from npu_tools.emulator.ops.contraction import contract
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.domain import domain_sizes, over, plain_dims
@@ -325,7 +325,7 @@ def accumulate_product(
         else:
             memref.write(wrap_integer(before.astype(np.int64) + total, width_of(element)))
 
-    return quiet(run)
+    return run
 
 
 def _combine(it: Generic, name: str, rest: SSAValue, low: Lowering) -> Instruction:
@@ -359,7 +359,7 @@ def _combine(it: Generic, name: str, rest: SSAValue, low: Lowering) -> Instructi
         total = reduce_over(kind, ordered, (), element, before)
         memref.write(total if kind.exact else rounded(total))
 
-    return quiet(run)
+    return run
 
 
 def _in_order(it: Generic, low: Lowering) -> Instruction:

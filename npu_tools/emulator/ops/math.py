@@ -16,7 +16,7 @@ import numpy as np
 from xdsl.ir import Operation
 
 from npu_tools.emulator.functions import rsqrt
-from npu_tools.emulator.ops.arith import apply_binary, apply_unary, as_unsigned, plain, quiet
+from npu_tools.emulator.ops.arith import apply_binary, apply_unary, as_unsigned, plain
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.signature import inside_linalg, is_bf16, is_float, is_vector, refuse, width_of
 from npu_tools.emulator.rounding import wrap_integer
@@ -52,7 +52,7 @@ def float_unary(function: Callable[[Any], Any]) -> Lower:
 
     def lower(op: Operation, low: Lowering) -> Instruction:
         rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
-        return quiet(apply_unary(op, low, lambda value: rounded(function(value))))
+        return apply_unary(op, low, lambda value: rounded(function(value)))
 
     return lower
 
@@ -64,7 +64,7 @@ def hardware_unary(name: str, exact: Callable[[Any], Any]) -> Lower:
         numerics = core_numerics(op, low)
         function = getattr(numerics, name) if on_vector_unit(op) else exact
         rounded = numerics.rounder(op.results[0].type, kind=op.name)
-        return quiet(apply_unary(op, low, lambda value: rounded(plain(function(value)))))
+        return apply_unary(op, low, lambda value: rounded(plain(function(value))))
 
     return lower
 
@@ -74,7 +74,7 @@ def float_binary(function: Callable[[Any, Any], Any]) -> Lower:
 
     def lower(op: Operation, low: Lowering) -> Instruction:
         rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
-        return quiet(apply_binary(op, low, lambda a, b: rounded(function(a, b))))
+        return apply_binary(op, low, lambda a, b: rounded(function(a, b)))
 
     return lower
 
@@ -93,7 +93,7 @@ def fma(op: Operation, low: Lowering) -> Instruction:
         regs = frame.regs
         regs[r] = rounded(regs[a] * regs[b] + regs[c])
 
-    return quiet(run)
+    return run
 
 
 def clampf(op: Operation, low: Lowering) -> Instruction:
@@ -111,7 +111,7 @@ def clampf(op: Operation, low: Lowering) -> Instruction:
 def fpowi(op: Operation, low: Lowering) -> Instruction:
     """A float to an integer power."""
     rounded = core_numerics(op, low).rounder(op.results[0].type, kind=op.name)
-    return quiet(apply_binary(op, low, lambda a, b: rounded(np.power(a, np.asarray(b).astype(np.asarray(a).dtype)))))
+    return apply_binary(op, low, lambda a, b: rounded(np.power(a, np.asarray(b).astype(np.asarray(a).dtype))))
 
 
 def ipowi(op: Operation, low: Lowering) -> Instruction:

@@ -14,7 +14,7 @@ import numpy as np
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from npu_tools.emulator.ops import math as math_ops
-from npu_tools.emulator.ops.arith import apply_unary, is_array, quiet
+from npu_tools.emulator.ops.arith import apply_unary, is_array
 from npu_tools.emulator.ops.contraction import contract
 from npu_tools.emulator.ops.convert import from_bits, to_bits
 from npu_tools.emulator.ops.core import core_numerics
@@ -258,7 +258,7 @@ def _reduce(op: Operation, low: Lowering, axes: tuple[int, ...]) -> Instruction:
         result = np.asarray(reduce_over(kind, regs[source], axes, element, before))
         regs[r] = as_scalar(result if kind.exact else rounded(result), target)
 
-    return quiet(run)
+    return run
 
 
 def from_bf16(value: SSAValue) -> bool:
@@ -296,7 +296,7 @@ def vector_contract(op: Operation, low: Lowering) -> Instruction:
             result = wrap_integer(total + before.astype(np.int64), width_of(element))
         regs[r] = as_scalar(result, target)
 
-    return quiet(run)
+    return run
 
 
 def outerproduct(op: Operation, low: Lowering) -> Instruction:
@@ -317,7 +317,7 @@ def outerproduct(op: Operation, low: Lowering) -> Instruction:
         total = product if acc is None else kind.ufunc(product, regs[acc])
         regs[r] = rounded(total) if wide else wrap_integer(total, width_of(element))
 
-    return quiet(run)
+    return run
 
 
 def shuffle(op: Operation, low: Lowering) -> Instruction:

@@ -45,6 +45,24 @@ class Box:
         lead = len(self.memref) - len(self.vector)
         return self.dims == tuple(range(lead, len(self.memref)))
 
+    def vector_order(self) -> Callable[[Array], Array]:
+        """What turns a whole box into a vector; nothing to do where the vector is the memref's shape."""
+        if not self.plain:
+            return self.to_vector
+        if len(self.vector) == len(self.memref):
+            return _same
+        vector = self.vector
+        return lambda box: box.reshape(box.shape[0], box.shape[1], *vector)
+
+    def box_order(self) -> Callable[[Array], Array]:
+        """What turns a whole vector into a box, the reverse."""
+        if not self.plain:
+            return self.to_box
+        if len(self.vector) == len(self.memref):
+            return _same
+        extents = self.extents
+        return lambda values: values.reshape(values.shape[0], values.shape[1], *extents)
+
     def to_vector(self, box: Array) -> Array:
         """A box [gx|1, gy|1, *extents], possibly cut, in vector order (repeats are left with extent 1)."""
         named = [dim for dim in self.dims if dim is not None]
@@ -64,6 +82,10 @@ class Box:
         for i in order:
             placed[cast("int", self.dims[i])] = values.shape[2 + i]
         return moved.reshape(*values.shape[:2], *placed)
+
+
+def _same(values: Array) -> Array:
+    return values
 
 
 def box_of(op: Operation, vector: tuple[int, ...], memref: tuple[int, ...]) -> Box:
@@ -128,14 +150,23 @@ def transfer_read(op: Operation, low: Lowering) -> Instruction:
     full = box.extents
     careful = mask is not None or not all(box.in_bounds)
     repeated = any(dim is None for dim in box.dims)
-    kind = dtype(op.results[0].type)
+    kind, order = dtype(op.results[0].type), box.vector_order()
+    if not careful and not repeated:
+        slots = [low.slot(index) for index in indices]
+
+        def straight(frame: Frame) -> None:
+            regs = frame.regs
+            part = cast("Ref", regs[ref]).at([regs[slot] for slot in slots], full)
+            regs[r] = order(part.read()).copy()
+
+        return straight
 
     def run(frame: Frame) -> None:
         regs = frame.regs
         memref, offsets = cast("Ref", regs[ref]), where(regs)
         extents = clipped(box, offsets, all_dims=mask is not None) if careful else full
         if extents == full:
-            read = box.to_vector(memref.at(offsets, full).read())
+            read = order(memref.at(offsets, full).read())
             values: Any = np.broadcast_to(read, (*read.shape[:2], *vector)) if repeated else read
         else:
             values = _padded(memref, offsets, extents, box, lane_aligned(regs[pad], len(vector)))
@@ -184,6 +215,15 @@ def transfer_write(op: Operation, low: Lowering) -> Instruction:
     where = _indices(low, indices)
     full = box.extents
     careful = mask is not None or not all(box.in_bounds)
+
+    if not careful:
+        slots, order = [low.slot(index) for index in indices], box.box_order()
+
+        def straight(frame: Frame) -> None:
+            regs = frame.regs
+            cast("Ref", regs[ref]).at([regs[slot] for slot in slots], full).write(order(regs[values]))
+
+        return straight
 
     def run(frame: Frame) -> None:
         regs = frame.regs
