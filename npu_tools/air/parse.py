@@ -84,7 +84,7 @@ MAX_CHARACTERS = 8 << 20
 """The longest text that is read; the largest programs known have some hundred thousand characters."""
 
 _SPLIT = re.compile(r"^[ \t]*// -----[^\n]*$", re.MULTILINE)
-_BLANK = re.compile(r"(?:\s|//[^\n]*)*")
+_COMMENT = re.compile(r"//[^\n]*")
 
 
 def parse_program(text: str, name: str = "<program>", *, max_characters: int = MAX_CHARACTERS) -> Program:
@@ -118,7 +118,7 @@ def chunks(text: str) -> list[tuple[int, str]]:
     """The programs of a text with the offset of each; parts without anything but comments are left out."""
     edges = [0, *(edge for mark in _SPLIT.finditer(text) for edge in mark.span()), len(text)]
     parts = [(start, text[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    return [(start, part) for start, part in parts if not _BLANK.fullmatch(part)]
+    return [(start, part) for start, part in parts if _COMMENT.sub("", part).strip()]
 
 
 def _read(text: str, name: str, start: int, chunk: str) -> Reader:

@@ -1,5 +1,8 @@
 """Structural rules of AIR programs: what upstream's verifiers and MLIR's own would refuse, with the place and a remedy.
 
+Errors are refused by upstream, or leave a program without meaning; warnings are taken by upstream's verifiers although
+nothing below AIR can build them.
+
 What a device refuses is not judged here, and nothing is executed. xDSL's verifiers are not asked: they refuse programs
 that MLIR takes.
 
@@ -32,7 +35,7 @@ from npu_tools.air.dialect import (
     SegmentOp,
 )
 from npu_tools.air.program import Program
-from npu_tools.findings import Finding
+from npu_tools.findings import Finding, Severity
 
 SOURCE = "AIR.td and AIRDialect.cpp of mlir-air"
 
@@ -93,10 +96,18 @@ class _Checker:
             yield from self._elements(op)
         yield from self._windows(op)
 
-    def _finding(self, op: Operation, code: str, message: str, remedy: str, diagnostic: str | None = None) -> Finding:
+    def _finding(
+        self,
+        op: Operation,
+        code: str,
+        message: str,
+        remedy: str,
+        diagnostic: str | None = None,
+        severity: Severity = "error",
+    ) -> Finding:
         place = self._program.where(op)
         return Finding(
-            severity="error",
+            severity=severity,
             code=code,
             message=f"{op.name}: {message}",
             op=op.name,
@@ -232,13 +243,17 @@ class _Checker:
                     "hierarchy-nesting",
                     f"it stands inside {parent.name}",
                     f"put it beside or around {parent.name}: launch holds segments, a segment holds herds",
+                    severity="error" if isinstance(op, RankOp) else "warning",
                 )
                 break
+            if isinstance(op, LaunchOp) and isinstance(parent, RankOp):
+                break  # a rank is a device of its own, even inside a launch
             parent = parent.parent_op()
         yield from self._arguments(op)
         yield from self._ends_with(op, op.body, op.terminator)
         if isinstance(op, HerdOp) and not 1 <= len(op.sizes) <= 2:
-            yield self._finding(op, "herd-rank", f"it has {len(op.sizes)} dimensions", "a herd has one or two")
+            message = f"it has {len(op.sizes)} dimensions"
+            yield self._finding(op, "herd-rank", message, "give it one or two", severity="warning")
 
     def _arguments(self, op: Hierarchy) -> Iterator[Finding]:
         arguments = op.body.block.args
@@ -318,6 +333,7 @@ class _Checker:
                 "channel-index-count",
                 f"it names {len(op.indices)} indices, but @{op.chan_name} has {len(channel.size)} dimensions",
                 f"give {len(channel.size)} indices",
+                severity="error" if len(op.indices) < min(ranks) else "warning",
             )
         for number, index in enumerate(op.indices):
             if not isinstance(index.type, IndexType):
@@ -333,6 +349,7 @@ class _Checker:
                 "dma-element-type",
                 f"it copies elements of {src} into a memref of {dst}; data movement does not convert",
                 "make the element types agree, and convert in a herd",
+                severity="warning",
             )
 
     def _windows(self, op: AirOp) -> Iterator[Finding]:
@@ -352,6 +369,7 @@ class _Checker:
                     "dma-rank",
                     f"{side} has {offsets} offsets and {sizes} sizes",
                     "give at most as many offsets as sizes",
+                    severity="warning",
                 )
             entries = (*window.offsets, *window.sizes, *window.strides)
             for entry in entries:
