@@ -41,10 +41,11 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 def main() -> NoReturn:
     """Run the command line (`mcp_server.start` comes before it)."""
-    from mcp_server import cli_npu, cli_upkeep
+    from mcp_server import cli_bench, cli_npu, cli_upkeep
 
     cli_npu.register(app)
     cli_upkeep.register(app)
+    cli_bench.register()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore

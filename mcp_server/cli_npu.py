@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from mcp_server import cli_kernels
 from mcp_server.npu_replies import findings_in
 from mcp_server.output import console, emit, fail
 
@@ -25,13 +26,14 @@ FileArgument = Annotated[Path, typer.Argument(help="An AIR program (.mlir).")]
 FunctionOption = Annotated[str | None, typer.Option("--func", help="Which function, where there are several.")]
 SeqOption = Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")]
 
-kernel_app = typer.Typer(help="Kernels: legal tile configurations ranked, the cost model fitted.", no_args_is_help=True)
+kernel_app = typer.Typer(help="Kernels: recipes, measured rows, legal tile configurations.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for command in (device, check, compile, run, gate, job, predict):
         app.command()(command)
+    cli_kernels.register(kernel_app)
     app.add_typer(kernel_app, name="kernel")
 
 
@@ -283,6 +285,34 @@ def tune_command(
     console.print(
         table if rows else "no legal configuration was found; 'herdbook check --kernel' says why one is refused"
     )
+
+
+@kernel_app.command("fit")
+def fit_command(
+    write: Annotated[bool, typer.Option("--write", help="Keep it as the fit that predictions use.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fit the cost model to the corpus's measured rows; says how far it is from the one in use, writes it when asked."""
+    from mcp_server.cli_bench import cost_report
+    from mcp_server.config import package_folder
+
+    fitted = cost_report().fitted
+    path = package_folder("npu_tools") / "cost" / "fitted.json"
+    same = path.read_text(encoding="utf-8") == fitted.as_json()
+    if write and not same:
+        try:
+            path.write_text(fitted.as_json(), encoding="utf-8")
+        except OSError as error:
+            fail(f"{path} cannot be written: {error.strerror or error}", as_json=as_json)
+    kernels: dict[str, Any] = {name: one["params"] for name, one in fitted.as_dict()["kernels"].items()}
+    data = {"digest": fitted.digest, "same": same, "written": write and not same, "kernels": kernels}
+    if not emit(data, as_json):
+        for name, params in kernels.items():
+            console.print(f"{name}: {params}", markup=False)
+        told = (
+            "the same as the fit in use" if same else "written" if write else "differs from the fit in use; add --write"
+        )
+        console.print(f"fit {fitted.digest}: {told}", markup=False)
 
 
 def _perform(kind: str, request: dict[str, Any], as_json: bool) -> dict[str, Any]:

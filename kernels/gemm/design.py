@@ -16,8 +16,8 @@ from npu_tools.recipes import L1, L2, Text, Value, Window, memref
 BLOCK = 8
 """Rows, depth and columns of one matrix-unit step on AIE2P."""
 CAST_TILES, CAST_VECTOR = 8, 16
-CAST_CHUNK = 2048
-"""Elements a core of the cast launch takes at a time: 12 KiB of L1 in both types."""
+CAST_CHUNK = {"kernel": 4096, "vector": 2048}
+"""Elements a core of the cast launch takes at a time; doubled, 4096 are 48 KiB of L1 in both types."""
 
 
 def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
     if settings["method"] == "fused-cast":
         with text.function("gemm", [a, b, memref([m, n], "f32"), out]) as (left, right, scratch, target):
             gemm(text, shape, settings, left, right, scratch)
-            cast(text, m * n, scratch, target)
+            cast(text, m * n, scratch, target, str(settings["cast"]))
     else:
         with text.function("gemm", [a, b, out]) as (left, right, target):
             gemm(text, shape, settings, left, right, target)
@@ -248,25 +248,36 @@ def _contract(text: Text, a: Value, b: Value, c: Value, element: str) -> None:
     text.line("}")
 
 
-def cast(text: Text, count: int, source: Value, target: Value) -> None:
-    """The second launch of fused-cast: f32 to bf16 over eight cores, each a stretch of the flattened matrix."""
+def cast(text: Text, count: int, source: Value, target: Value, way: str = "kernel", suffix: str = "") -> None:
+    """The second launch of fused-cast: f32 to bf16 over eight cores, each a stretch of the flattened matrix.
+
+    `way` "kernel" calls f32_to_bf16_n of mm.o, which rounds to nearest even; "vector" truncates vectors of 16 in a loop
+    on cores that never set a rounding mode and so round down, as upstream's cast launch does.
+    """
     share = count // CAST_TILES
-    chunk = max(size for size in range(CAST_VECTOR, CAST_CHUNK + 1, CAST_VECTOR) if share % size == 0)
+    chunk = max(size for size in range(CAST_VECTOR, CAST_CHUNK[way] + 1, CAST_VECTOR) if share % size == 0)
     flat = [memref([count], "f32"), memref([count], "bf16")]
     wide, narrow = memref([chunk], "f32", L1), memref([chunk], "bf16", L1)
+    symbol, linked = f"f32_to_bf16_n{suffix}", f"mm{suffix}.o" if way == "kernel" else None
+    if linked is not None:
+        text.external(symbol, [wide, narrow, "i32"], linked)
     with text.launch([1], [source, target]) as (_, args):
         pair = [
             text.op(f"memref.collapse_shape {value} [[0, 1]] : {value.type} into {kind}", kind, "flat")
             for value, kind in zip(args, flat, strict=True)
         ]
-        with text.segment("cast_segment", pair) as pair, text.herd("cast_herd", (CAST_TILES, 1), pair) as (x, _, held):
-            before, after = text.alloc(wide), text.alloc(narrow)
-            with text.loop(0, share, chunk) as start:
-                at = text.apply(f"s0 + s1 * {share}", [start, x])
-                text.dma(before, Window(held[0], [at], [chunk], [1]))
-                _narrow(text, before, after, chunk)
-                text.dma(Window(held[1], [at], [chunk], [1]), after)
-            text.dealloc(before, after)
+        with text.segment("cast_segment", pair) as pair:
+            with text.herd("cast_herd", (CAST_TILES, 1), pair, link_with=linked) as (x, _, held):
+                before, after = text.alloc(wide), text.alloc(narrow)
+                with text.loop(0, share, chunk) as start:
+                    at = text.apply(f"s0 + s1 * {share}", [start, x])
+                    text.dma(before, Window(held[0], [at], [chunk], [1]))
+                    if linked is not None:
+                        text.call(symbol, [before, after, text.constant(chunk, "i32")])
+                    else:
+                        _narrow(text, before, after, chunk)
+                    text.dma(Window(held[1], [at], [chunk], [1]), after)
+                text.dealloc(before, after)
 
 
 def _narrow(text: Text, before: Value, after: Value, count: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from npu_tools.air import parse_program
 from npu_tools.check import check_program
 from npu_tools.check.kernel import check_kernel
+from npu_tools.check.subject import CheckOptions
 from npu_tools.device import device as find_device
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.run import run_program
@@ -108,7 +109,7 @@ def run_case(
     printed = time.monotonic()
     program = parse_program(text, f"{recipe.name}-{resolved.extents}.mlir")
     parsed = time.monotonic()
-    findings = tuple(check_program(program, find_device("npu2")))
+    findings = tuple(check_program(program, find_device("npu2"), _options(recipe, resolved)))
 
     def ended(passed: bool, reason: str, verdicts: Mapping[str, Verdict], rounded: float | None = None) -> CaseRun:
         errors = [verdict.metrics.mean_rel_l1 for verdict in verdicts.values() if verdict.metrics is not None]
@@ -162,6 +163,17 @@ def run_refusals(recipe: Recipe) -> Iterator[RefusalRun]:
         except UnusableInput:
             found = ("unusable_input",)
         yield RefusalRun(recipe.name, extents, refused.settings, refused.code, found, refused.why)
+
+
+def _options(recipe: Recipe, resolved: Resolved) -> CheckOptions:
+    """How the manifest and the settings say the program is compiled."""
+    said = {**recipe.manifest.compile, **resolved.settings}
+    omit, stack, form = said.get("omit_pingpong"), said.get("stack_bytes"), said.get("output_format")
+    return CheckOptions(
+        omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
+        stack_bytes=stack if isinstance(stack, int) else None,
+        output_format=form if form in ("xclbin", "elf") else None,
+    )
 
 
 def _modelled(recipe: Recipe, resolved: Resolved) -> float | None:

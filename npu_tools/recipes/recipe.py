@@ -1,6 +1,7 @@
 """One recipe: its manifest, and its code loaded by path. Settings are chosen here, programs are printed by design.py.
 
-A folder holds kernel.toml; design.py with `design(shape, settings) -> str`; reference.py with
+A folder holds kernel.toml; design.py with `design(shape, settings) -> str`, where the settings of a kernel of several
+launches have `parts` as `check_kernel` resolved them; reference.py with
 `reference(tensors, shape, settings) -> dict` and perhaps `inputs(rng, shape, settings) -> dict`; and where the
 function's arguments are not the model's tensors, host.py with `arrange(tensors, shape, settings) -> dict` and
 `collect(arguments, shape, settings) -> dict`.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from npu_tools.check.fused import Elf
 from npu_tools.check.kernel import check_kernel, resolve_kernel
+from npu_tools.check.measured import gemm_row
 from npu_tools.errors import NpuToolsError, UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 from npu_tools.gate import Tolerance, tolerance_for
@@ -152,7 +154,7 @@ class Recipe:
                 return best
         ruled = self._checked(extents, given, "given" if given else "rule", device)
         if ruled.ok:
-            return ruled
+            return replace(ruled, chosen="measured") if not given and _is_measured(self.checked_as, ruled) else ruled
         for candidate in self._by_model(extents, given, device):
             modelled = self._checked(extents, {**candidate, **given}, "model", device)
             if modelled.ok:
@@ -169,7 +171,8 @@ class Recipe:
             first = next(finding for finding in resolved.findings if finding.severity == "error")
             remedy = f"; {first.remedy}" if first.remedy else ""
             raise UnusableInput(f"{self.name} {resolved.extents} is refused ({first.code}): {first.message}{remedy}")
-        return str(self._function("design", "design")(resolved.shape, resolved.settings))
+        settings = {**resolved.settings, "parts": resolved.parts} if resolved.parts else resolved.settings
+        return str(self._function("design", "design")(resolved.shape, settings))
 
     def reference(self, tensors: Mapping[str, Array], resolved: Resolved) -> dict[str, Array]:
         """What the outputs must be, in FP32 or wider, by tensor name."""
@@ -351,7 +354,11 @@ def _load(path: Path, changed_ns: int) -> ModuleType:
         raise UnusableInput(f"cannot load {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever somebody's file does when it is run
+        del sys.modules[name]
+        raise UnusableInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -369,6 +376,17 @@ def _concrete(listed: Sequence[Tensor], resolved: Resolved) -> tuple[Argument, .
         titles = [tensor.name] if count is None else [f"{tensor.name}_{index}" for index in range(count)]
         made += [Argument(title, tensor.role, element, shape, scale) for title in titles]
     return tuple(made)
+
+
+def _is_measured(kernel: str, resolved: Resolved) -> bool:
+    """Whether `check_kernel` took the registry's row, as it does for a GEMM that has one."""
+    if kernel != "gemm":
+        return False
+    output, precision = str(resolved.settings["output"]), str(resolved.settings["precision"])
+    m, k, n = resolved.shape.values()
+    row = gemm_row(m, k, n, output, precision)
+    tiles = tuple(resolved.settings[name] for name in ("tile_m", "tile_k_l2", "tile_k_l1", "tile_n"))
+    return row is not None and row.tiles == tiles and row.method == resolved.settings["method"]
 
 
 def _plain(name: str) -> str:
