@@ -94,7 +94,8 @@ def put_off(kernel: ExternalKernel, numerics: Numerics, refs: list[Any]) -> None
         buffer.version += 1
     chain.left.append(left)
     chain.right.append(right)
-    a.buffer.lent = b.buffer.lent = True
+    a.buffer.lend()
+    b.buffer.lend()
     if len(chain.left) >= LONGEST:
         del buffer.deferred[key]
         chain.make()

@@ -20,9 +20,10 @@ from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.effects import Effects
 from npu_tools.emulator.elements import dtype_of, memory_space, row_major, static_shape
 from npu_tools.emulator.layout import storage_strides
-from npu_tools.emulator.memory import Buffer, MemRef, Pool, UnwrittenRead
+from npu_tools.emulator.memory import Buffer, MemRef, Pool
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.ops import LOWERINGS
+from npu_tools.emulator.outside import UnwrittenRead
 from npu_tools.emulator.relays import Relays
 from npu_tools.emulator.schedule import Limits, Scheduler
 from npu_tools.emulator.tasks import Task

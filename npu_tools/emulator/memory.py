@@ -17,73 +17,13 @@ from xdsl.ir import Attribute
 
 from npu_tools.emulator.elements import bits_of, dtype_of, row_major
 from npu_tools.emulator.lanes import Lanes, line
+from npu_tools.emulator.outside import POISON, Outside, OutsideWindow, UnwrittenRead
 from npu_tools.emulator.types import Array, Fault, Index, Scalar
 
 if TYPE_CHECKING:
     from npu_tools.emulator.deferred import Chain
 
 LEVELS = {0: "L3", 1: "L2", 2: "L1"}
-POISON = {"f": np.nan, "i": -85, "u": 170, "b": True}
-"""What an element nobody wrote reads as, by numpy kind: NaN, and 0xAA bytes for integers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """A window that reaches beyond its memref: what of it lies inside is read and written, the rest is not there."""
-
-    ref: MemRef
-    offset: Index
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def _places(self) -> tuple[Array, Array]:
-        """For each lane and element its place in the memref, 0 where there is none, and whether there is one."""
-        ref = self.ref
-        offset = np.broadcast_to(np.asarray(self.offset), (ref.gx, ref.gy))
-        places = offset.reshape(ref.gx, ref.gy, *(1 for _ in self.shape))
-        for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
-            steps = np.arange(size) * stride
-            places = places + steps.reshape(*(1 for _ in self.shape[:axis]), -1, *(1 for _ in self.shape[axis + 1 :]))
-        inside = (places >= 0) & (places < ref.extent)
-        return np.where(inside, places, 0), inside
-
-    def read(self) -> Array:
-        """Values [gx, gy, *shape], with a telling value for what lies outside."""
-        places, inside = self._places()
-        flat = self.ref.flat_view()
-        values = np.empty(places.shape, flat.dtype)
-        for x, y in np.ndindex(*places.shape[:2]):
-            lane = flat[x if flat.shape[0] > 1 else 0, y if flat.shape[1] > 1 else 0]
-            values[x, y] = lane[places[x, y]]
-        values[~inside] = POISON[flat.dtype.kind]
-        return values
-
-    def write(self, values: Array) -> None:
-        """Write what lies inside, lane after lane."""
-        places, inside = self._places()
-        self.ref.buffer.separate(self.ref.buffer.lanes)
-        self.ref.buffer.all_written()
-        flat = self.ref.flat_view()
-        wide = np.broadcast_to(values, places.shape)
-        for x, y in np.ndindex(*places.shape[:2]):
-            lane = flat[x if flat.shape[0] > 1 else 0, y if flat.shape[1] > 1 else 0]
-            lane[places[x, y][inside[x, y]]] = wide[x, y][inside[x, y]]
-
-
-class OutsideWindow(Fault):
-    """A window of data movement reaches beyond its memref."""
-
-    def __init__(self, outside: Outside, message: str, remedy: str) -> None:
-        super().__init__("out-of-bounds", message, remedy)
-        self.outside = outside
-
-
-class UnwrittenRead(Exception):
-    """An instruction reads elements nobody has written. The scheduler reports it, poisons them and tries again."""
-
-    def __init__(self, ref: MemRef) -> None:
-        self.ref = ref
-        super().__init__(ref.buffer.name)
 
 
 @dataclass(slots=True)
@@ -135,6 +75,12 @@ class Buffer:
     users: int = 0
     """Operations in flight that still need it; freeing waits for them."""
     reported: bool = False
+    alias: Array | None = None
+    """Instead of `data`: a view [lanes, *shape] of another buffer's elements, copied from there as a whole."""
+    source: Buffer | None = None
+    """The buffer that `alias` looks at."""
+    borrowers: list[Buffer] = field(default_factory=list["Buffer"])
+    """Buffers whose `alias` looks at `data`: they take copies before it is changed in place."""
     lent: bool = False
     """Calls put off still look at `data`: the next write goes to storage of its own."""
     deferred: dict[tuple[int, ...], Chain] = field(default_factory=dict["tuple[int, ...]", "Chain"])
@@ -171,7 +117,48 @@ class Buffer:
 
     def storage(self) -> Array:
         """`data`, made on first use with its lanes still shared."""
+        if self.alias is not None:
+            self.own()
         return self.reshape_lanes((1, 1)) if self.data is None else self.data
+
+    def own(self) -> None:
+        """Copy what so far is a view of another buffer."""
+        view, self.alias = self.alias, None
+        if view is not None:
+            self.reshape_lanes((view.shape[0], view.shape[1])).reshape(view.shape)[...] = view
+
+    def borrow(self, source: Buffer, view: Array) -> None:
+        """Be a view of another buffer's elements until one of the two is written."""
+        if self.data is not None:
+            self.pool.give(self.data.nbytes)
+        self.data, self.alias, self.source, self.lent = None, view, source, False
+        self.version += 1
+        self.all_written()
+        self.deferred.clear()
+        self.borrowers.clear()
+        source.borrowers.append(self)
+
+    def call_back(self) -> None:
+        """Let those who look at `data` take copies, since it is about to be changed in place."""
+        for borrower in self.borrowers:
+            if borrower.alias is not None and borrower.source is self:
+                borrower.own()
+        self.borrowers.clear()
+
+    def forget_borrowers(self) -> None:
+        """Leave the storage to those who look at it; the next write makes new one."""
+        live = [borrower for borrower in self.borrowers if borrower.alias is not None and borrower.source is self]
+        self.borrowers.clear()
+        if live:
+            for borrower in live:
+                borrower.source = None
+            self.lent = True
+
+    def lend(self) -> None:
+        """Calls put off look at the elements from now on."""
+        self.lent = True
+        if self.source is not None and self.alias is not None:
+            self.source.lent = True
 
     def reshape_lanes(self, want: tuple[int, int]) -> Array:
         """New storage with these lanes and unspecified contents."""
@@ -179,6 +166,7 @@ class Buffer:
         if self.data is not None:
             self.pool.give(self.data.nbytes)
         self.data = np.empty((*want, self.size), dtype=self.dtype)
+        self.alias = None
         self.lent = False
         self.version += 1
         return self.data
@@ -192,6 +180,7 @@ class Buffer:
 
     def keep_lent(self) -> None:
         """Copy what calls put off look at, before it is changed in place."""
+        self.call_back()
         if self.lent and self.data is not None:
             self.data = self.data.copy()
             self.version += 1
@@ -202,10 +191,11 @@ class Buffer:
         old = self.storage()
         lanes = (max(old.shape[0], want[0]), max(old.shape[1], want[1]))
         if lanes == old.shape[:2]:
-            if self.lent:
+            if self.lent or self.borrowers:
                 self.keep_lent()
                 return self.storage()
             return old
+        self.call_back()
         self.lent = False
         mask, missing = self.unwritten, self.missing
         new = np.empty((*lanes, self.size), dtype=self.dtype)
@@ -230,7 +220,8 @@ class Buffer:
             own.release()
         if self.data is not None:
             self.pool.give(self.data.nbytes)
-        self.data = self.unwritten = None
+        self.call_back()
+        self.data = self.unwritten = self.alias = None
         self.deferred.clear()
         self.version += 1
 
@@ -315,6 +306,9 @@ class MemRef:
         if data is None:
             if buffer.freed:
                 raise self._freed()
+            if buffer.alias is not None and self.shape == buffer.shape and self.whole:
+                self._view, self._version = buffer.alias, buffer.version
+                return buffer.alias
             data = buffer.storage()
         self._view = self._on(data)
         self._version = buffer.version
@@ -395,6 +389,9 @@ class MemRef:
         if self.whole and (buffer.lanes[0] > 1 or vx == 1) and (buffer.lanes[1] > 1 or vy == 1) and unwritten is None:
             data = buffer.data
             buffer.deferred.clear()
+            if buffer.borrowers:
+                # Whole new contents: the old storage stays with those who look at it.
+                buffer.forget_borrowers()
             if data is None or data.shape[0] != vx or data.shape[1] != vy or buffer.lent:
                 buffer.reshape_lanes((vx, vy))
             self.array()[...] = values
@@ -418,7 +415,7 @@ class MemRef:
         want_y = lanes_y if lanes_y > 1 and (vy > 1 or self.dy or self.gy != lanes_y) else 1
         if want_x > 1 or want_y > 1:
             buffer.separate((want_x, want_y))
-        elif buffer.lent:
+        elif buffer.lent or buffer.borrowers:
             buffer.keep_lent()
 
     def _mark_written(self, unwritten: Array | None) -> None:

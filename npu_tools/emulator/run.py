@@ -87,8 +87,8 @@ def run_program(
     try:
         arguments = bind(machine, entry, inputs)
         execute(machine, entry, name, arguments)
-        outputs = {key: result_array(value, rounding) for key, value in arguments.items() if isinstance(value, MemRef)}
         _unwritten_outputs(machine, entry, arguments)
+        outputs = {key: result_array(value, rounding) for key, value in arguments.items() if isinstance(value, MemRef)}
     except Fault as fault:
         machine.blame(fault, entry)
     counters = machine.counters
@@ -207,7 +207,7 @@ def _declaration(machine: Machine, name: str) -> Operation:
 
 
 def _unwritten_outputs(machine: Machine, entry: func.FuncOp, arguments: dict[str, Any]) -> None:
-    """Arguments that started unwritten and were written in part."""
+    """Arguments that started unwritten and were written in part: what is missing reads as NaN or 0xAA bytes."""
     for name, value in arguments.items():
         if isinstance(value, MemRef) and value.buffer.missing:
             total = value.buffer.size
@@ -221,3 +221,4 @@ def _unwritten_outputs(machine: Machine, entry: func.FuncOp, arguments: dict[str
                 entry,
                 "warning",
             )
+            value.poison()

@@ -14,10 +14,9 @@ from typing import Any
 
 from npu_tools.emulator.code import ARRIVED, END
 from npu_tools.emulator.lanes import Lanes
-from npu_tools.emulator.memory import UnwrittenRead
+from npu_tools.emulator.outside import UnwrittenRead
 from npu_tools.emulator.tasks import Fork, Pending, Task, Wait, meet, part
 from npu_tools.emulator.types import Fault, LanesDiffer
-from npu_tools.errors import NpuToolsError
 
 SLICE = 4096
 """Instructions a task executes before others have their turn and the limits are looked at."""
@@ -148,7 +147,7 @@ class Scheduler:
             task.pc = step if not task.pending else task.pc
             self.on_fault(fault, task)
             raise
-        except (ArithmeticError, LookupError, TypeError, ValueError, NpuToolsError, MemoryError) as error:
+        except Exception as error:
             task.pc = step if not task.pending else task.pc
             fault = Fault(
                 "op-failed",

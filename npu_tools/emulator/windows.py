@@ -163,6 +163,9 @@ def move(source: MemRef, target: MemRef, pads: Pads | None = None) -> int:
         Fault: the windows hold different numbers of elements.
     """
     if source.shape == target.shape and pads is None:
+        if target.shape == target.buffer.shape and target.whole and can_borrow(source, target):
+            target.buffer.borrow(source.buffer, source.array())
+            return source.size
         target.write(source.array(), source.unwritten_part() if source.buffer.missing else None)
         return source.size
     if pads is not None:
@@ -189,6 +192,22 @@ def move(source: MemRef, target: MemRef, pads: Pads | None = None) -> int:
         None if mask is None else mask.reshape(*mask.shape[:2], *target.shape),
     )
     return source.size
+
+
+def can_borrow(source: MemRef, target: MemRef) -> bool:
+    """Whether a copy may wait until one side is written: from L2 to a core, all written, not itself waiting."""
+    held, taker = source.buffer, target.buffer
+    return (
+        held.space == 1
+        and taker.space == 2
+        and target.dense
+        and not held.missing
+        and held.alias is None
+        and not held.deferred
+        and not taker.freed
+        and target.gx == taker.lanes[0]
+        and target.gy == taker.lanes[1]
+    )
 
 
 def _check_counts(count: int, target: MemRef, source: MemRef) -> None:
