@@ -27,9 +27,11 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, TypeAttribute
 from xdsl.ir.affine import AffineBinaryOpExpr, AffineExpr, AffineMap, AffineSet
-from xdsl.parser import AffineParser, Parser
-from xdsl.utils.lexer import Span
+from xdsl.parser import AffineParser, Parser, ParserState
+from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
+
+from npu_tools.air.lexer import AirLexer
 
 MAX_ATTRIBUTE_DEPTH = 32
 MAX_EXPRESSION_DEPTH = 100
@@ -62,7 +64,8 @@ class AttributeReader(Parser):
     """The part of the reader that knows attributes and types."""
 
     def __init__(self, context: Context, text: str, name: str) -> None:
-        super().__init__(context, text, name)
+        super().__init__(context, "", name)
+        self._parser_state = ParserState(AirLexer(Input(text, name)))
         self._attribute_depth = 0
 
     def at_text(self, text: str) -> bool:

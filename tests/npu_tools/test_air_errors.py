@@ -65,6 +65,8 @@ REFUSED = [
     ("no end", "module {\n  func.func @f() {\n", 3, 1, ""),
     ("second program of a split file", "module {}\n// -----\nmodule {\n  what\n}\n", 4, 3, "'what'"),
     ("bad predicate", HERD.format("%c = arith.cmpi larger, %n, %n : index"), 2, 19, "'larger' is no predicate"),
+    ("unclosed string", HERD.format('"air.wait_all() : () -> ()'), 2, 3, "never closed"),
+    ("unknown character", HERD.format("$"), 2, 3, "means nothing here"),
     ("resources without end", "module {}\n{-# dialect_resources", 2, 1, "'#-}' is missing"),
 ]
 
@@ -100,6 +102,8 @@ ABSURD = {
     "results": "%0:999999999999 = arith.constant 1 : i32",
     "result index": "func.func @f(%a: index) {\n  air.wait_all [%a#99999999999]\n}",
     "locations": "module {} loc(" + "callsite(" * 5000,
+    "string with no end": '"air.channel"() {sym_name = "a" ' + '"abc' * 200 + "\\",
+    "comment in a split file": "// a b // c d" * 2000 + "\n// -----\nmodule {",
     "attribute with no end": "module attributes {a = #x.y<" + "<" * 20000,
 }
 
