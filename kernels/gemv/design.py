@@ -6,7 +6,8 @@ all of b at a time, and the object file's kernel writes m_input sums into the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from npu_tools.recipes import L1, L2, Text, Value, Window, memref
@@ -40,7 +41,7 @@ def gemv(
             text.dma(a_l2, Window(a, [first, 0], [panel, k], [k, 1]))
             with text.herd("gemv_herd", (width, 1), [b, a_l2, c_l2], link_with=linked) as (x, _, (vector, panels, out)):
                 part, whole, sums = text.alloc(a_l1), text.alloc(b_l1), text.alloc(c_l1)
-                with text.loop(0, tile_m // rows) as trip:
+                with _rounds(text, tile_m // rows) as trip:
                     text.dma(whole, Window(vector, [0], [k], [1]))
                     row = text.apply(f"s0 * {tile_m} + s1 * {rows}", [x, trip])
                     text.dma(part, Window(panels, [row, 0], [rows, k], [k, 1]))
@@ -52,3 +53,13 @@ def gemv(
                 text.dealloc(part, whole, sums)
             text.dma(Window(c, [first], [panel], [1]), c_l2)
             text.dealloc(a_l2, c_l2)
+
+
+@contextmanager
+def _rounds(text: Text, count: int) -> Generator[Value, None, None]:
+    """A loop, or its body alone where it runs once: the compiler doubles what a loop fills."""
+    if count == 1:
+        yield text.constant(0)
+        return
+    with text.loop(0, count) as trip:
+        yield trip

@@ -166,9 +166,10 @@ def run_refusals(recipe: Recipe) -> Iterator[RefusalRun]:
 
 
 def _options(recipe: Recipe, resolved: Resolved) -> CheckOptions:
-    """How the manifest and the settings say the program is compiled."""
-    said = {**recipe.manifest.compile, **resolved.settings}
-    omit, stack, form = said.get("omit_pingpong"), said.get("stack_bytes"), said.get("output_format")
+    """How the program will be compiled, for the rules that depend on it."""
+    said = {**resolved.settings, **recipe.compile_options(resolved)}
+    omit, form = said.get("omit_pingpong"), said.get("output_format")
+    stack = said.get("stack_size", said.get("stack_bytes"))
     return CheckOptions(
         omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
         stack_bytes=stack if isinstance(stack, int) else None,

@@ -3,7 +3,7 @@
 >>> evaluate("n_heads * head_dim", {"n_heads": 8, "head_dim": 64})
 512
 
-Names, numbers, strings, `+ - * / // %`, comparisons, `and or not`, `a if b else c`, and max, min, sqrt. Nothing
+Names, numbers, strings, `+ - * / // %`, comparisons, `and or not`, `a if b else c`, lists, and max, min, sqrt. Nothing
 else: a manifest is data, and evaluating it must not be running it.
 """
 
@@ -86,6 +86,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _COMPARE[type(op)](_value(left, names), _value(right, names))
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _value(body if _value(test, names) else orelse, names)
+        case ast.List(elts=items):
+            return [_value(each, names) for each in items]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_value(each, names) for each in args))
         case _:

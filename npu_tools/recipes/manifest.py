@@ -96,8 +96,8 @@ class Manifest(_Model):
     tolerance: ToleranceName
     objects: list[str] = []
     """Object files the herds link with."""
-    compile: dict[str, Scalar] = {}
-    """Options aircc needs for this program, as XRTBackend names them."""
+    compile: dict[str, Scalar | list[int]] = {}
+    """Options aircc needs for this program, as XRTBackend names them; "= …" is an expression."""
     cases: list[Case] = Field(min_length=1)
     refused: list[Refused] = []
     measured: list[Measured] = []

@@ -220,6 +220,14 @@ class Recipe:
         tier = evaluate(named.tier, resolved.names()) if named.tier and convention == "upstream" else None
         return tolerance_for(named.kernel, convention, tier)
 
+    def compile_options(self, resolved: Resolved) -> dict[str, Any]:
+        """How the program is compiled for a device: options of mlir-air's XRTBackend, by its names."""
+        names = resolved.names()
+        return {
+            name: evaluate(value[1:].strip(), names) if isinstance(value, str) and value.startswith("=") else value
+            for name, value in self.manifest.compile.items()
+        }
+
     def page(self) -> str:
         """README.md, empty where there is none."""
         path = self.folder / "README.md"

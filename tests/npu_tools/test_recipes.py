@@ -61,13 +61,24 @@ def test_an_illegal_configuration_is_an_answer_and_prints_no_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["__import__('os')", "M.real", "[1]", "M if", "(lambda: 1)()", "unknown", "1 // 0"]
+    "expression", ["__import__('os')", "M.real", "[n for n in M]", "M if", "(lambda: 1)()", "unknown", "1 // 0"]
 )
 def test_expressions_of_a_manifest_compute_and_do_nothing_else(expression: str) -> None:
     assert evaluate("max(M * 2, 3) if M > 1 else 'a'", {"M": 4}) == 8
     assert whole("M // 2", {"M": 4}) == 2
     with pytest.raises(UnusableInput):
         evaluate(expression, {"M": 4})
+
+
+def test_how_a_program_is_compiled_follows_its_settings() -> None:
+    gemm, gemv = recipe(KERNELS, "gemm"), recipe(KERNELS, "gemv")
+    forms = {
+        method: gemm.compile_options(gemm.resolve("512x512x512", {"method": method, "tile_m": 32}))["output_format"]
+        for method in ("drain", "fused-cast")
+    }
+    assert forms == {"drain": "xclbin", "fused-cast": "elf"}
+    tiled = gemv.compile_options(gemv.resolve("256x2048", {"loop_tiling": 16}))
+    assert tiled["runtime_loop_tiling_sizes"] == [16, 16]
 
 
 def test_a_wrong_manifest_names_its_field(tmp_path: Path) -> None:
