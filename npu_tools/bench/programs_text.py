@@ -1,7 +1,7 @@
 """AIR programs as text, at any size: a GEMM, a GEMV and FlashAttention of the same structure as upstream's builders.
 
     gemm(2048, 2048, 2048)            # launches of an 8 x 4 herd, L2 tiles of 256 along K, f32 accumulators in L1
-    gemv(8192, 2048)                  # four cores side by side, a launch for every 16 rows
+    gemv(8192, 2048)                  # eight cores side by side, a launch for every 64 rows
     attention(2048, 2048, heads=32)   # two heads at a time, four query tiles by four cascade stages
 
 All bf16. External kernels are those of upstream's mm.cc, mv.cc and attn_npu2.cc.
@@ -134,8 +134,10 @@ module {{
 """
 
 
-def gemv(m: int, k: int, *, rows: int = 4, cores: int = 4) -> str:
-    """y [m] = A [m, k] @ x [k]: each core takes `rows` rows a launch, one at a time.
+def gemv(m: int, k: int, *, rows: int = 8, at_once: int = 8, cores: int = 8) -> str:
+    """y [m] = A [m, k] @ x [k]: each core takes `rows` rows a launch, `at_once` of them a call.
+
+    The defaults are those upstream measured for 8192 x 2048; longer rows need fewer (L1 holds at_once * k + k numbers).
 
     Raises:
         UnusableInput: m is no multiple of what one launch covers.
@@ -143,11 +145,13 @@ def gemv(m: int, k: int, *, rows: int = 4, cores: int = 4) -> str:
     both = rows * cores
     _divides("m", m, both)
     _divides("k", k, 64)
+    _divides("rows", rows, at_once)
     a3, x3, y3 = f"memref<{m}x{k}xbf16>", f"memref<{k}xbf16>", f"memref<{m}xbf16>"
     a2, y2 = f"memref<{both}x{k}xbf16, {_L2}>", f"memref<{both}xbf16, {_L2}>"
-    a1, x1, y1 = f"memref<1x{k}xbf16, {_L1}>", f"memref<{k}xbf16, {_L1}>", f"memref<{rows}xbf16, {_L1}>"
+    a1, x1, y1 = f"memref<{at_once}x{k}xbf16, {_L1}>", f"memref<{k}xbf16, {_L1}>", f"memref<{rows}xbf16, {_L1}>"
     return f"""#launch = affine_map<()[s0] -> (s0 * {both})>
-#row = affine_map<()[s0, s1] -> (s0 * {rows} + s1)>
+#row = affine_map<()[s0, s1] -> (s0 * {rows} + s1 * {at_once})>
+#at = affine_map<()[s0] -> (s0 * {at_once})>
 #core = affine_map<()[s0] -> (s0 * {rows})>
 module {{
   func.func private @matvec_vectorized_bf16_bf16(i32, i32, i32, {a1}, {x1}, {y1}) attributes {{link_with = "mv.o", llvm.emit_c_interface}}
@@ -166,8 +170,8 @@ module {{
         air.herd @matvec tile (%tx, %ty) in (%w=%cores, %h=%c1) args(%hx=%sx, %ha=%a2, %hy=%y2) : {x3}, {a2}, {y2} attributes {{link_with = "mv.o"}} {{
           %h0 = arith.constant 0 : index
           %h1 = arith.constant 1 : index
-          %count = arith.constant {rows} : index
-          %m1 = arith.constant 1 : i32
+          %count = arith.constant {rows // at_once} : index
+          %m1 = arith.constant {at_once} : i32
           %k1 = arith.constant {k} : i32
           %a1 = memref.alloc() : {a1}
           %x1 = memref.alloc() : {x1}
@@ -176,8 +180,9 @@ module {{
           scf.for %r = %h0 to %count step %h1 {{
             air.dma_memcpy_nd (%x1[] [] [], %hx[0] [{k}] [1]) : ({x1}, {x3})
             %row = affine.apply #row()[%tx, %r]
-            air.dma_memcpy_nd (%a1[] [] [], %ha[%row, 0] [1, {k}] [{k}, 1]) : ({a1}, {a2})
-            %at = arith.index_cast %r : index to i32
+            air.dma_memcpy_nd (%a1[] [] [], %ha[%row, 0] [{at_once}, {k}] [{k}, 1]) : ({a1}, {a2})
+            %to_row = affine.apply #at()[%r]
+            %at = arith.index_cast %to_row : index to i32
             func.call @matvec_vectorized_bf16_bf16(%m1, %k1, %at, %a1, %x1, %y1) : (i32, i32, i32, {a1}, {x1}, {y1}) -> ()
           }}
           %to = affine.apply #core()[%tx]
