@@ -103,7 +103,7 @@ def bound_list(reader: Reader, combine: str) -> tuple[AffineMap, list[SSAValue],
         if groups:
             reader.parse_punctuation(",")
         several = reader.parse_optional_keyword(combine) is not None
-        map_, operands = reader.affine_expressions(many=several)
+        map_, operands = reader.affine_expressions(reader.Delimiter.PAREN if several else None)
         maps.append((map_, operands))
         groups.append(len(map_.results))
     reader.parse_punctuation(")")

@@ -1,4 +1,4 @@
-"""Custom forms of arith that xDSL reads too strictly: casts of vectors, `arith.select` of vectors."""
+"""Custom forms of arith that xDSL reads too strictly (casts, comparisons and `arith.select` of vectors), and of index."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from xdsl.dialects.arith import FastMathFlagsAttr
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, VectorType, i1, i64
 from xdsl.ir import Attribute, Operation
 
+from npu_tools.air.formats import format_form
 from npu_tools.air.reader import Form, Reader
 
 CASTS: Final = (
@@ -89,6 +90,30 @@ def comparison(predicates: tuple[str, ...]) -> Form:
     return form
 
 
+def same_types(reader: Reader, name: str) -> Operation:
+    """`%a, %b [fastmath<…>] {…} : T`."""
+    operands = reader.operand_names()
+    attributes: dict[str, Attribute] = {}
+    if reader.parse_optional_keyword("fastmath") is not None:
+        attributes["fastmath"] = FastMathFlagsAttr(FastMathFlagsAttr.parse_parameter(reader))
+    attributes.update(reader.parse_optional_attr_dict())
+    reader.parse_punctuation(":")
+    type = reader.parse_type()
+    return reader.make(name, [reader.resolve_operand(operand, type) for operand in operands], [type], attributes)
+
+
+def classify(reader: Reader, name: str) -> Operation:
+    """`%x [fastmath<…>] {…} : T`; the result is i1 in the shape of T."""
+    operand = reader.parse_unresolved_operand()
+    attributes: dict[str, Attribute] = {}
+    if reader.parse_optional_keyword("fastmath") is not None:
+        attributes["fastmath"] = FastMathFlagsAttr(FastMathFlagsAttr.parse_parameter(reader))
+    attributes.update(reader.parse_optional_attr_dict())
+    reader.parse_punctuation(":")
+    type = reader.parse_type()
+    return reader.make(name, [reader.resolve_operand(operand, type)], [with_element(type, i1)], attributes)
+
+
 def with_element(type: Attribute, element: Attribute) -> Attribute:
     """The type in whose shape the elements are `element`; a scalar becomes `element`."""
     if isinstance(type, VectorType):
@@ -99,8 +124,30 @@ def with_element(type: Attribute, element: Attribute) -> Attribute:
     return element
 
 
-FORMS: dict[str, Form] = {f"arith.{name}": cast_form for name in CASTS} | {
-    "arith.cmpf": comparison(FLOAT_PREDICATES),
-    "arith.cmpi": comparison(INTEGER_PREDICATES),
-    "arith.select": select,
+INDEX_FORMS: Final[dict[str, Form]] = {
+    f"index.{name}": format_form("$0:index , $1:index {} R=index")
+    for name in (
+        *("add", "sub", "mul", "divs", "divu", "ceildivs", "ceildivu", "floordivs", "rems", "remu"),
+        *("maxs", "maxu", "mins", "minu", "shl", "shrs", "shru", "and", "or", "xor"),
+    )
 }
+
+FORMS: dict[str, Form] = (
+    {f"arith.{name}": cast_form for name in CASTS}
+    | INDEX_FORMS
+    | {
+        "arith.cmpf": comparison(FLOAT_PREDICATES),
+        "arith.cmpi": comparison(INTEGER_PREDICATES),
+        "arith.select": select,
+        "arith.remf": same_types,
+        "math.isfinite": classify,
+        "math.isinf": classify,
+        "math.isnan": classify,
+        "math.isnormal": classify,
+        "index.bool.constant": format_form("#value {} R=i1"),
+        "index.casts": format_form("$0 {} : T0 to R"),
+        "index.castu": format_form("$0 {} : T0 to R"),
+        "index.cmp": format_form("=pred ( $0:index , $1:index ) {} R=i1"),
+        "index.constant": format_form("#value:index {} R=index"),
+    }
+)

@@ -48,16 +48,24 @@ _SCALAR = re.compile(r"<\s*(?:-?\s*[0-9]|true\b|false\b)")
 
 
 class SsaAffineParser(AffineParser):
-    """Affine expressions over SSA values outside brackets."""
+    """Affine expressions over SSA values: `%n + 1`, `symbol(%n)`."""
 
-    def expressions(self, *, many: bool) -> tuple[list[AffineExpr], list[Span]]:
-        """The expressions, with symbols for the values, and where each value is first named."""
-        primary, _, spans = self._get_parse_optional_ssa_value()
-        if many:
-            results = self.parse_comma_separated_list(self.Delimiter.PAREN, lambda: self._parse_affine_expr(primary))
-        else:
-            results = [self._parse_affine_expr(primary)]
-        return results, spans
+    def expressions(self, delimiter: Parser.Delimiter | None) -> tuple[list[AffineExpr], list[Span]]:
+        """One expression, or several in brackets, with symbols for the values and where each value is first named."""
+        value, _, spans = self._get_parse_optional_ssa_value()
+
+        def primary() -> AffineExpr | None:
+            if self.parse_optional_keyword("symbol") is None:
+                return value()
+            with self.in_parens():
+                return self.expect(value, "a value was expected in symbol(…)")
+
+        def expression() -> AffineExpr:
+            return self._parse_affine_expr(primary)
+
+        if delimiter is None:
+            return [expression()], spans
+        return self.parse_comma_separated_list(delimiter, expression), spans
 
 
 class AttributeReader(Parser):

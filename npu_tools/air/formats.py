@@ -16,6 +16,7 @@
 | `#name`, `#name:i32` | an attribute; an integer of that type |
 | `=name`, `=name:a\\|b` | a bare word, kept as a string; only one of those |
 | `region`, `region:op` | a region; one that ends with `op` even where the text leaves it out |
+| `fastmath` | `fastmath<…>` or nothing |
 | `^*` | successor blocks in brackets or none |
 | `sizes` | nothing: the op carries operandSegmentSizes, a number for each slot |
 | `?( … )?` | a part that is there when its first word (a literal or an operand) is |
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from xdsl.dialects.arith import FastMathFlagsAttr
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, StringAttr, SymbolRefAttr, f32, i1, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.parser import UnresolvedOperand
@@ -151,6 +153,8 @@ def _step(word: str) -> _Step:
         return lambda reader, draft: draft.successors.extend(reader.parse_optional_successors() or ())
     if word == "sizes":
         return _sized
+    if word == "fastmath":
+        return _fast_math
     if word == "F":
         return _function_step
     return lambda reader, draft: reader.expect_text(word)
@@ -158,6 +162,11 @@ def _step(word: str) -> _Step:
 
 def _sized(reader: Reader, draft: _Draft) -> None:
     draft.sized = True
+
+
+def _fast_math(reader: Reader, draft: _Draft) -> None:
+    if reader.parse_optional_keyword("fastmath") is not None:
+        draft.attributes["fastmath"] = FastMathFlagsAttr(FastMathFlagsAttr.parse_parameter(reader))
 
 
 def _function_step(reader: Reader, draft: _Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xdsl.dialects.gpu import DimensionAttr, DimensionEnum
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air.formats import format_form
@@ -45,10 +46,24 @@ def memcpy(reader: Reader, name: str) -> Operation:
     return reader.make(name, [*dependencies, *operands], results, attributes)
 
 
+def dimension(reader: Reader, name: str) -> Operation:
+    """`x {…}`: gpu.thread_id and its like."""
+    place = reader.pos
+    word = reader.parse_identifier()
+    if word not in ("x", "y", "z"):
+        reader.raise_error(f"x, y or z was expected, found '{word}'", place)
+    attributes: dict[str, Attribute] = {"dimension": DimensionAttr(DimensionEnum(word))}
+    return reader.make(name, [], [INDEX], {**attributes, **reader.parse_optional_attr_dict()})
+
+
 FORMS: dict[str, Form] = {
     "gpu.alloc": alloc,
     "gpu.dealloc": memcpy,
     "gpu.memcpy": memcpy,
+    "gpu.block_dim": dimension,
+    "gpu.block_id": dimension,
+    "gpu.grid_dim": dimension,
+    "gpu.thread_id": dimension,
     "gpu.barrier": format_form("{}"),
     "gpu.lane_id": format_form("{} R=index"),
     "gpu.shuffle": format_form("=mode $0 , $1:i32 , $2:i32 {} : T0 R=0 R=i1"),

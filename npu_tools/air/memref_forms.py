@@ -1,15 +1,17 @@
-"""Custom forms of memref, bufferization and ml_program that xDSL lacks or refuses."""
+"""Custom forms of memref, bufferization and tensor that xDSL lacks or refuses."""
 
 from __future__ import annotations
 
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
+    BoolAttr,
     DenseArrayBase,
     IntegerAttr,
     StringAttr,
     SymbolRefAttr,
     UnitAttr,
+    i32,
     i64,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -135,6 +137,50 @@ def atomic_rmw(reader: Reader, name: str) -> Operation:
     return reader.make(name, [*values, *indices], type.outputs.data, attributes)
 
 
+def prefetch(reader: Reader, name: str) -> Operation:
+    """`%m[%i], read, locality<3>, data {…} : T`."""
+    memref = reader.parse_unresolved_operand()
+    indices = reader.parse_comma_separated_list(reader.Delimiter.SQUARE, lambda: reader.parse_operand(INDEX))
+    reader.parse_punctuation(",")
+    attributes: dict[str, Attribute] = {"isWrite": BoolAttr.from_bool(reader.parse_identifier() == "write")}
+    reader.parse_punctuation(",")
+    reader.parse_keyword("locality")
+    with reader.in_angle_brackets():
+        attributes["localityHint"] = IntegerAttr(reader.parse_integer(allow_boolean=False), i32)
+    reader.parse_punctuation(",")
+    attributes["isDataCache"] = BoolAttr.from_bool(reader.parse_identifier() == "data")
+    attributes.update(reader.parse_optional_attr_dict())
+    reader.parse_punctuation(":")
+    return reader.make(name, [reader.resolve_operand(memref, reader.parse_type()), *indices], [], attributes)
+
+
+def generate(reader: Reader, name: str) -> Operation:
+    """`%n, … {…} {…} : T`."""
+    extents = [reader.resolve_operand(operand, INDEX) for operand in reader.operand_names()]
+    region = reader.parse_region()
+    attributes = reader.parse_optional_attr_dict()
+    reader.parse_punctuation(":")
+    return reader.make(name, extents, [reader.parse_type()], attributes, [region])
+
+
+def parallel_insert_slice(reader: Reader, name: str) -> Operation:
+    """`%s into %d[o][s][st] {…} : T into T`."""
+    source = reader.parse_unresolved_operand()
+    reader.parse_keyword("into")
+    dest = reader.parse_unresolved_operand()
+    attributes: dict[str, Attribute] = {}
+    lists: list[list[SSAValue]] = []
+    for kind in ("offsets", "sizes", "strides"):
+        attributes[f"static_{kind}"], values = mixed_list(reader)
+        lists.append(values)
+    attributes.update(reader.parse_optional_attr_dict())
+    reader.parse_punctuation(":")
+    source_type = reader.parse_type()
+    reader.parse_keyword("into")
+    ends = [reader.resolve_operand(source, source_type)], [reader.resolve_operand(dest, reader.parse_type())]
+    return grouped(reader, name, [*ends, *lists], [], attributes)
+
+
 def to_tensor(reader: Reader, name: str) -> Operation:
     """`%m [restrict] [writable] {…} : T [to T]`; older text names the memref alone."""
     source = reader.parse_unresolved_operand()
@@ -202,6 +248,10 @@ FORMS: dict[str, Form] = {
     "memref.transpose": transpose,
     "memref.view": view,
     "memref.atomic_rmw": atomic_rmw,
+    "memref.prefetch": prefetch,
+    "memref.realloc": format_form("$0 ?( ( $1:index ) )? {} : T0 to R"),
+    "tensor.generate": generate,
+    "tensor.parallel_insert_slice": parallel_insert_slice,
     "memref.copy": format_form("$0 , $1 {} : T0 to T1"),
     "memref.cast": format_form("$0 {} : T0 to R"),
     "memref.memory_space_cast": format_form("$0 {} : T0 to R"),

@@ -50,6 +50,7 @@ MAX_REGION_DEPTH = 48
 """Regions nested deeper than any real program; deeper ones would exhaust the stack here or in later passes."""
 
 
+_PAYLOAD = re.compile(r"\{\s*[a-z_]+\.[a-z_.]+\s*(?:\}|\{)")
 _NUMBERED = re.compile(r"(_\d+)+$")
 
 
@@ -336,6 +337,10 @@ class Reader(AttributeReader):
         assert issubclass(kind, ParametrizedAttribute)
         return kind.new([])
 
+    def payload_follows(self) -> bool:
+        """Whether the brace that comes next holds one op's name, as linalg.map's short form does."""
+        return _PAYLOAD.match(self.lexer.input.content, self.pos) is not None
+
     def block_name(self) -> Block:
         """`^bb1`."""
         return self.parse_successor()
@@ -374,11 +379,15 @@ class Reader(AttributeReader):
             return value
         return self.parse_attribute()
 
-    def affine_expressions(self, *, many: bool) -> tuple[AffineMap, Sequence[SSAValue]]:
-        """An affine expression over SSA values, `%n + 1`, or several in parentheses, as a map of symbols."""
-        results, spans = SsaAffineParser(self._parser_state).expressions(many=many)
+    def affine_expressions(self, delimiter: Parser.Delimiter | None) -> tuple[AffineMap, list[SSAValue[IndexType]]]:
+        """An affine expression over SSA values, `%n + 1`, or several in brackets, as a map of symbols."""
+        results, spans = SsaAffineParser(self._parser_state).expressions(delimiter)
         operands = [self.resolve_operand(UnresolvedOperand(span, 0), IndexType()) for span in spans]
         return AffineMap(0, len(spans), tuple(results)), operands
+
+    def parse_affine_map_of_ssa_ids(self) -> tuple[AffineMap, Sequence[SSAValue[IndexType]]]:
+        """`[%i + 1, symbol(%n)]`."""
+        return self.affine_expressions(self.Delimiter.SQUARE)
 
     def last_brace(self) -> int:
         """Where the region that was just read closes."""

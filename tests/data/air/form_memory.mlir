@@ -47,6 +47,22 @@ module {
     ^bb0(%in: i32, %out: i32):
       linalg.yield %in : i32
     }
+    linalg.reduce { arith.addi } ins(%a : memref<32x32xi32, 2>) outs(%v : memref<32xi32, 2>) dimensions = [0]
+    linalg.map { arith.addi {tag} } ins(%v, %v : memref<32xi32, 2>, memref<32xi32, 2>) outs(%v : memref<32xi32, 2>)
+    linalg.softmax dimension(1) ins(%a : memref<32x32xi32, 2>) outs(%b : memref<32x32xi32, 2>)
+    return
+  }
+  func.func @rest(%i: index, %x: f32, %v: vector<16xf32>, %w: vector<16xi32>, %mask: vector<16xi1>, %m: memref<16xf32>) {
+    %sum = index.add %i, %i
+    %four = index.constant 4
+    %less = index.cmp slt(%sum, %four)
+    %rem = arith.remf %x, %x fastmath<fast> : f32
+    %nan = math.isnan %v : vector<16xf32>
+    %outer = vector.outerproduct %v, %v : vector<16xf32>, vector<16xf32>
+    %gathered = vector.gather %m[%i] [%w], %mask, %v : memref<16xf32>, vector<16xi32>, vector<16xi1>, vector<16xf32> into vector<16xf32>
+    %masked = vector.mask %mask { vector.reduction <add>, %v : vector<16xf32> into f32 } : vector<16xi1> -> f32
+    memref.prefetch %m[%i], read, locality<3>, data : memref<16xf32>
+    %lane = affine.load %m[%i + symbol(%i) * 2] : memref<16xf32>
     return
   }
 }
