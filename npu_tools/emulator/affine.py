@@ -31,7 +31,7 @@ def compile_map(affine_map: AffineMap) -> list[Evaluate]:
 
 def compile_expression(expression: AffineExpr, dims: int) -> Evaluate:
     """The expression as a function; sums of multiples, the usual case, take one step."""
-    linear = _linear(expression, dims)
+    linear = linear_form(expression, dims)
     if linear is None:
         return _compile(expression, dims)
     terms, constant = sorted(linear[0].items()), linear[1]
@@ -52,7 +52,8 @@ def compile_expression(expression: AffineExpr, dims: int) -> Evaluate:
     return evaluate
 
 
-def _linear(expression: AffineExpr, dims: int) -> tuple[dict[int, int], int] | None:
+def linear_form(expression: AffineExpr, dims: int) -> tuple[dict[int, int], int] | None:
+    """The expression as factors by operand position (dims, then symbols) and a constant; None where it is not so."""
     match expression:
         case AffineConstantExpr():
             return {}, expression.value
@@ -61,7 +62,7 @@ def _linear(expression: AffineExpr, dims: int) -> tuple[dict[int, int], int] | N
         case AffineSymExpr():
             return {dims + expression.position: 1}, 0
         case AffineBinaryOpExpr():
-            left, right = _linear(expression.lhs, dims), _linear(expression.rhs, dims)
+            left, right = linear_form(expression.lhs, dims), linear_form(expression.rhs, dims)
             if left is None or right is None:
                 return None
             if expression.kind is AffineBinaryOpKind.Add:

@@ -11,8 +11,9 @@ from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Attribute
 
 from npu_tools.emulator.elements import bits_of, dtype_of, memory_space, row_major, static_shape
-from npu_tools.emulator.memory import Buffer, MemRef, Pool
+from npu_tools.emulator.memory import Buffer, MemRef
 from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.pool import Pool
 from npu_tools.emulator.types import Array
 from npu_tools.errors import UnusableInput
 
@@ -58,8 +59,10 @@ def scalar_argument(name: str, kind: Attribute, value: Any) -> Any:
     return int(value) if kind.name == "index" else dtype.type(value)
 
 
-def memref_argument(name: str, kind: MemRefType[Any], value: Any, pool: Pool, numerics: Numerics) -> MemRef:
-    """A memref argument on a buffer of its own, so that the caller's array stays as it is.
+def memref_argument(
+    name: str, kind: MemRefType[Any], value: Any, pool: Pool, numerics: Numerics, *, written: bool
+) -> MemRef:
+    """A memref argument; on a buffer of its own where the program writes it, so the caller's array stays as it is.
 
     Raises:
         UnusableInput: shape or element type do not fit.
@@ -68,7 +71,14 @@ def memref_argument(name: str, kind: MemRefType[Any], value: Any, pool: Pool, nu
     buffer = Buffer(f"%{name}", kind.element_type, shape, memory_space(kind), pool)
     ref = MemRef(buffer, shape, row_major(shape))
     if value is not None:
-        ref.write(fitting(name, kind, shape, np.asarray(value), numerics).reshape(1, 1, *shape))
+        given = np.asarray(value)
+        fitted = fitting(name, kind, shape, given, numerics)
+        own = not np.may_share_memory(fitted, given)
+        if fitted.flags.c_contiguous and (own or not written):
+            pool.take(fitted.nbytes if own else 0, name)
+            buffer.adopt(fitted, constant=not written)
+        else:
+            ref.write(fitted.reshape(1, 1, *shape))
     return ref
 
 
@@ -98,8 +108,15 @@ def fitting(name: str, kind: MemRefType[Any], shape: tuple[int, ...], values: Ar
     else:
         raise UnusableInput(f"{name} is {kind}; an array of {have} is given. Convert it to {want} first.")
     if isinstance(element, BFloat16Type) and numerics.mode == "faithful" and have != ml_dtypes.bfloat16:
-        fitted = numerics.round_to(np.array(fitted), "bf16")
+        if not rounded_already(fitted):
+            fitted = numerics.round_to(np.array(fitted), "bf16")
     return fitted
+
+
+def rounded_already(values: Array) -> bool:
+    """Whether float32 values all fit bf16: no bit is set in the lower halves."""
+    words = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+    return not words.size or int(np.bitwise_or.reduce(words)) & 0xFFFF == 0
 
 
 def integer_range(element: Attribute) -> tuple[int, int]:

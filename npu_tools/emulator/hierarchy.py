@@ -8,7 +8,7 @@ are done and the text goes on at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any, cast
 
 import numpy as np
@@ -137,6 +137,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
     what = machine.describe(op)
     is_herd, is_launch = isinstance(op, HerdOp), isinstance(op, LaunchOp | RankOp)
     holder = builder.fresh()
+    side_by_side = machine.iterations_abreast(op)
     touches = machine.touches(op, builder)
 
     def spawn(frame: Any) -> None:
@@ -156,7 +157,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
         if is_herd:
             start_herd(machine, task, body, pending, extents, values)
         elif is_launch:
-            start_launch(machine, task, body, pending, extents, values)
+            start_launch(machine, task, body, pending, extents, values, side_by_side)
         else:
             start_segment(machine, task, body, pending, extents, values)
         task.regs[holder] = (pending,)
@@ -197,9 +198,13 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
 def start_herd(machine: Any, task: Task, code: Code, pending: Pending, extents: list[int], values: list[Any]) -> None:
     """All tiles as one group, or each as its own."""
     gx, gy = (*extents, 1, 1)[:2] if len(extents) < 3 else (extents[0], int(np.prod(extents[1:])))
-    pending.left = gx * gy
+    pending.left = gx * gy * task.gx
     if gx * gy == 0:
         machine.scheduler.finish(pending)
+        return
+    if task.gx > 1:
+        given = [on_tiles(value, task.gx, gx * gy) for value in values]
+        machine.scheduler.start(row_task(task, code, pending, extents, given))
         return
     given = [on_tiles(value, gx, gy) for value in values]
     if machine.grouping == "lifted":
@@ -216,7 +221,19 @@ def on_tiles(value: Any, gx: int, gy: int) -> Any:
     if not isinstance(value, MemRef):
         return value
     buffer = value.buffer.for_herd((gx, gy))
-    return MemRef(buffer, value.shape, value.strides, value.offset, gx=gx, gy=gy)
+    return MemRef(buffer, value.shape, value.strides, value.offset, value.dx, 0, value.x0, 0, gx, gy)
+
+
+def row_task(task: Task, code: Code, pending: Pending, extents: list[int], given: list[Any]) -> Task:
+    """The tiles of a herd one tile high, along the second axis, for iterations along the first."""
+    regs = code.registers()
+    count = int(np.prod(extents))
+    tiles = np.arange(count, dtype=np.int64).reshape(1, count)
+    ids = [tiles if extent == count and count > 1 else 0 for extent in extents]
+    for slot, value in zip(code.arguments, [*ids, *extents, *given], strict=True):
+        regs[slot] = value
+    lanes = Lanes(0, task.gx, 0, count)
+    return Task(code, regs, task.gx, count, pending, task.depth + 1, at=lanes, clock=task.clock)
 
 
 def herd_task(
@@ -238,27 +255,47 @@ def start_segment(
 ) -> None:
     """Every unrolled instance at once."""
     points = list(product(*(range(extent) for extent in extents)))
-    pending.left = len(points)
+    pending.left = len(points) * task.gx
     if not points:
         machine.scheduler.finish(pending)
     for point in points:
-        machine.scheduler.start(plain_task(task, code, pending, [*point, *extents, *values]))
+        machine.scheduler.start(plain_task(task, code, pending, [*point, *extents, *values], lanes=task.gx))
 
 
-def start_launch(machine: Any, task: Task, code: Code, pending: Pending, extents: list[int], values: list[Any]) -> None:
-    """One iteration after the other, the last dimension fastest."""
+def start_launch(
+    machine: Any,
+    task: Task,
+    code: Code,
+    pending: Pending,
+    extents: list[int],
+    values: list[Any],
+    side_by_side: tuple[int, int],
+) -> None:
+    """One iteration after the other, the last dimension fastest; or some at once, the first excepted."""
     points = product(*(range(extent) for extent in extents))
     pending.left = 1
+    most, axis = side_by_side
+
+    first = machine.counters.launch_iterations
 
     def iterate() -> None:
-        point = next(points, None)
-        if point is None:
+        together = list(islice(points, most if machine.counters.launch_iterations > first else 1))
+        if not together:
             machine.scheduler.finish(pending)
             return
-        name = f"{pending.what} iteration {point}" if point else pending.what
-        iteration = Pending(name, pending.op)
+        count = len(together)
+        machine.counters.launch_iterations += count
+        point: list[Any] = list(together[0])
+        name = f"{pending.what} iteration {together[0]}" if point else pending.what
+        iteration = Pending(name, pending.op, left=count)
         iteration.on_done.append(lambda: followed(iteration))
-        machine.scheduler.start(plain_task(task, code, iteration, [*point, *extents, *values], pending.clock))
+        given = values
+        if count > 1:
+            point[axis] = np.array([each[axis] for each in together], np.int64).reshape(count, 1)
+            given = [on_tiles(value, count, 1) for value in values]
+        machine.scheduler.start(
+            plain_task(task, code, iteration, [*point, *extents, *given], pending.clock, lanes=count)
+        )
 
     def followed(iteration: Pending) -> None:
         pending.clock = max(pending.clock, iteration.clock)
@@ -267,12 +304,15 @@ def start_launch(machine: Any, task: Task, code: Code, pending: Pending, extents
     iterate()
 
 
-def plain_task(task: Task, code: Code, pending: Pending, arguments: list[Any], clock: float = 0.0) -> Task:
-    """A launch or segment body with its arguments."""
+def plain_task(
+    task: Task, code: Code, pending: Pending, arguments: list[Any], clock: float = 0.0, lanes: int = 1
+) -> Task:
+    """A launch or segment body with its arguments, for `lanes` iterations."""
     regs = code.registers()
     for slot, value in zip(code.arguments, arguments, strict=True):
         regs[slot] = value
-    return Task(code, regs, 1, 1, pending, task.depth + 1, soft=True, clock=max(task.clock, clock))
+    at = Lanes(0, lanes, 0, 1)
+    return Task(code, regs, lanes, 1, pending, task.depth + 1, soft=True, at=at, clock=max(task.clock, clock))
 
 
 _HARMLESS = ("memref.alloc", "affine.apply", "arith.", "memref.subview", "memref.cast", "index.", "memref.get_global")

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
 from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp
-from npu_tools.emulator import control, hierarchy, memops
+from npu_tools.emulator import abreast, control, hierarchy, memops
 from npu_tools.emulator.calls import Externals
 from npu_tools.emulator.channels import Channel
 from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, Touch, end_task
@@ -20,10 +20,11 @@ from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.effects import Effects
 from npu_tools.emulator.elements import dtype_of, memory_space, row_major, static_shape
 from npu_tools.emulator.layout import storage_strides
-from npu_tools.emulator.memory import Buffer, MemRef, Pool
+from npu_tools.emulator.memory import Buffer, MemRef
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.ops import LOWERINGS
 from npu_tools.emulator.outside import UnwrittenRead
+from npu_tools.emulator.pool import Pool
 from npu_tools.emulator.relays import Relays
 from npu_tools.emulator.schedule import Limits, Scheduler
 from npu_tools.emulator.tasks import Task
@@ -113,6 +114,12 @@ class Machine:
     def max_points(self, op: Operation) -> int:
         """The most tiles of a herd or segment, or iterations of a launch."""
         return MAX_POINTS["iteration" if isinstance(op, LaunchOp) else "tile"]
+
+    def iterations_abreast(self, op: Hierarchy) -> tuple[int, int]:
+        """How many iterations of a launch may run side by side, and along which of its dimensions."""
+        if self.grouping != "lifted" or self.trace is not None:
+            return 1, 0
+        return abreast.width(op, self.functions, self.effects)
 
     def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides in elements of the buffer a value is given."""

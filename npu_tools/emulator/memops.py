@@ -62,7 +62,7 @@ def lower_alloc(op: Operation, builder: Builder) -> None:
 
     def alloc(frame: Any) -> None:
         task = cast("Task", frame)
-        lanes = (1, 1) if task.soft else (task.gx, task.gy)
+        lanes = (task.gx, task.gy)
         buffer = Buffer(label, element, shape, space, machine.pool, lanes, strides)
         buffer.per_tile = private
         task.instance.buffers.append(buffer)

@@ -18,40 +18,11 @@ from xdsl.ir import Attribute
 from npu_tools.emulator.elements import bits_of, dtype_of, row_major
 from npu_tools.emulator.lanes import Lanes, line
 from npu_tools.emulator.outside import POISON, Outside, OutsideWindow, UnwrittenRead
+from npu_tools.emulator.pool import Pool
 from npu_tools.emulator.types import Array, Fault, Index, Scalar
 
 if TYPE_CHECKING:
     from npu_tools.emulator.deferred import Chain
-
-LEVELS = {0: "L3", 1: "L2", 2: "L1"}
-
-
-@dataclass(slots=True)
-class Pool:
-    """The bytes alive and their limit."""
-
-    limit: int
-    live: int = 0
-    peak: int = 0
-
-    def take(self, count: int, what: str) -> None:
-        """Account for `count` more bytes.
-
-        Raises:
-            Fault: that is more than the limit.
-        """
-        if self.live + count > self.limit:
-            raise Fault(
-                "memory-limit",
-                f"{what} takes {count:,} bytes on top of {self.live:,} alive, over the limit of {self.limit:,}",
-                "run a smaller shape, free buffers earlier (memref.dealloc), or raise max_bytes",
-            )
-        self.live += count
-        self.peak = max(self.peak, self.live)
-
-    def give(self, count: int) -> None:
-        """Account for `count` bytes fewer."""
-        self.live -= count
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +48,8 @@ class Buffer:
     reported: bool = False
     alias: Array | None = None
     """Instead of `data`: a view [lanes, *shape] of another buffer's elements, copied from there as a whole."""
+    constant: bool = False
+    """Never written, so copies of it may wait for ever."""
     source: Buffer | None = None
     """The buffer that `alias` looks at."""
     borrowers: list[Buffer] = field(default_factory=list["Buffer"])
@@ -102,6 +75,13 @@ class Buffer:
     def device_bytes(self) -> int:
         """Bytes of one lane on the device."""
         return (self.size * bits_of(self.element_type) + 7) // 8
+
+    def adopt(self, values: Array, *, constant: bool) -> None:
+        """Take an array [*shape] as the storage; `constant` where nothing is ever going to write it."""
+        self.data = values.reshape(1, 1, -1)
+        self.constant = constant
+        self.version += 1
+        self.all_written()
 
     def for_herd(self, lanes: tuple[int, int]) -> Buffer:
         """The buffer as the tiles of a herd have it: itself, or one with a lane for each tile."""
@@ -306,9 +286,11 @@ class MemRef:
         if data is None:
             if buffer.freed:
                 raise self._freed()
-            if buffer.alias is not None and self.shape == buffer.shape and self.whole:
-                self._view, self._version = buffer.alias, buffer.version
-                return buffer.alias
+            if buffer.alias is not None:
+                seen = self._on_alias(buffer.alias)
+                if seen is not None:
+                    self._view, self._version = seen, buffer.version
+                    return seen
             data = buffer.storage()
         self._view = self._on(data)
         self._version = buffer.version
@@ -325,6 +307,29 @@ class MemRef:
             data,
             self.offset * item + self.x0 * own_x + self.y0 * own_y,
             (step_x, step_y, *(stride * item for stride in self.strides)),
+        )
+
+    def _on_alias(self, view: Array) -> Array | None:
+        """The window on a view of another buffer, where its elements lie there as they would here."""
+        if self.shape == self.buffer.shape and self.whole:
+            return view
+        item = view.itemsize
+        if any(
+            n > 1 and a != b * item
+            for n, a, b in zip(view.shape[2:], view.strides[2:], self.buffer.strides, strict=True)
+        ):
+            return None
+        own_x = view.strides[0] if view.shape[0] > 1 else 0
+        own_y = view.strides[1] if view.shape[1] > 1 else 0
+        step_x, step_y = own_x + self.dx * item, own_y + self.dy * item
+        start = view[self.x0 if view.shape[0] > 1 else 0, self.y0 if view.shape[1] > 1 else 0].reshape(-1)
+        if not np.may_share_memory(start, view):
+            return None
+        return np.lib.stride_tricks.as_strided(
+            start[self.offset :],
+            (self.gx if step_x else 1, self.gy if step_y else 1, *self.shape),
+            (step_x, step_y, *(stride * item for stride in self.strides)),
+            writeable=False,
         )
 
     def _freed(self) -> Fault:

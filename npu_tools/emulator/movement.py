@@ -14,8 +14,9 @@ from npu_tools.emulator.channels import Channel, Chunk, Stream, index_key, lane_
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.elements import bits_of, from_device_bytes, memory_space, to_device_bytes
 from npu_tools.emulator.memops import memref_type
-from npu_tools.emulator.memory import LEVELS, MemRef
+from npu_tools.emulator.memory import MemRef
 from npu_tools.emulator.outside import Outside, OutsideWindow
+from npu_tools.emulator.pool import LEVELS
 from npu_tools.emulator.tasks import Task, Wait
 from npu_tools.emulator.types import Array, Fault, Instruction
 from npu_tools.emulator.windows import Locate, Pads, compile_window, move, padded

@@ -142,11 +142,13 @@ def bind(machine: Machine, entry: func.FuncOp, inputs: Inputs) -> dict[str, Any]
     kinds = [argument.type for argument in entry.body.block.args]
     given = by_position(inputs, len(kinds))
     bound: dict[str, Any] = {}
+    effects = machine.effects.of_body(entry.body.block)
     for position, (kind, value) in enumerate(zip(kinds, given, strict=True)):
         name = f"arg{position}"
         if isinstance(kind, MemRefType):
             memref = cast("MemRefType[Any]", kind)
-            bound[name] = memref_argument(name, memref, value, machine.pool, machine.numerics)
+            written = effects.get(entry.body.block.args[position], (False, False))[1]
+            bound[name] = memref_argument(name, memref, value, machine.pool, machine.numerics, written=written)
         else:
             bound[name] = scalar_argument(name, kind, value)
     return bound

@@ -133,6 +133,7 @@ def part(task: Task, lanes: Lanes, region: int) -> Task:
         lanes.ny,
         task.instance,
         task.depth,
+        soft=task.soft,
         at=Lanes(task.at.x0 + lanes.x0, lanes.nx, task.at.y0 + lanes.y0, lanes.ny),
         within=lanes,
         pc=task.pc,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_tools.emulator.memory import LEVELS, Buffer
+from npu_tools.emulator.memory import Buffer
+from npu_tools.emulator.pool import LEVELS
 from npu_tools.emulator.tasks import Task
 
 BYTES_PER_US = 16_000.0

@@ -19,7 +19,7 @@ from npu_tools.air.windows import Window
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.control import one_number
 from npu_tools.emulator.elements import memory_space, static_shape
-from npu_tools.emulator.memops import memref_type
+from npu_tools.emulator.memops import constant_of, memref_type
 from npu_tools.emulator.memory import MemRef
 from npu_tools.emulator.types import Array, Fault
 
@@ -40,10 +40,10 @@ def compile_window(builder: Builder, value: SSAValue, window: Window, what: str)
             f"{what} has {len(window.sizes)} sizes and {len(window.strides)} strides",
             "give one stride for each size",
         )
-    sizes: list[int | SSAValue] = list(window.sizes) or list(shape)
-    strides = list(window.strides)
+    sizes: list[int | SSAValue] = numbers(window.sizes) or list(shape)
+    strides = numbers(window.strides)
     tail = dense_tail(shape, len(sizes)) if not strides else []
-    offsets = list(window.offsets)
+    offsets = numbers(window.offsets)
     if len(offsets) > len(sizes):
         raise Fault(
             "bad-window",
@@ -85,6 +85,11 @@ def compile_window(builder: Builder, value: SSAValue, window: Window, what: str)
         return regs[slot].linear(at, counts, steps, what=what)
 
     return locate
+
+
+def numbers(entries: Sequence[int | SSAValue]) -> list[int | SSAValue]:
+    """The entries of a window, with the number in place of a value that is an index constant."""
+    return [entry if isinstance(entry, int) else constant_of(entry) for entry in entries]
 
 
 def dense_tail(shape: tuple[int, ...], count: int) -> list[int | SSAValue]:
@@ -195,14 +200,13 @@ def move(source: MemRef, target: MemRef, pads: Pads | None = None) -> int:
 
 
 def can_borrow(source: MemRef, target: MemRef) -> bool:
-    """Whether a copy may wait until one side is written: from L2 to a core, all written, not itself waiting."""
+    """Whether a copy may wait until one side is written: from L2 to a core, or of what nothing ever writes."""
     held, taker = source.buffer, target.buffer
     return (
-        held.space == 1
-        and taker.space == 2
+        ((held.space == 1 and taker.space == 2) or held.constant)
         and target.dense
         and not held.missing
-        and held.alias is None
+        and (held.alias is None or (held.source is not None and held.source.constant))
         and not held.deferred
         and not taker.freed
         and target.gx == taker.lanes[0]

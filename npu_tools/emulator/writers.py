@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from npu_tools.emulator.memory import LEVELS, Buffer, MemRef
+from npu_tools.emulator.memory import Buffer, MemRef
+from npu_tools.emulator.pool import LEVELS
 from npu_tools.emulator.tasks import Pending, Task
 from npu_tools.emulator.types import Array, Fault
 

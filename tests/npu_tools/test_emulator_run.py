@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -56,6 +57,18 @@ def test_control_flow_gives_what_it_says() -> None:
     expected[:2] += 1000
     expected[7] = a.sum() + 8
     assert (both("control", a).outputs["arg1"] == expected).all()
+
+
+def test_launch_iterations_side_by_side_give_the_bits_of_one_after_the_other() -> None:
+    rng = np.random.default_rng(0)
+    a, x = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((80, 64), (64,)))
+    result = both("gemv", a, x)
+    assert result.counters.launch_iterations == 10
+    assert result.counters.kernels["matvec_vectorized_bf16_bf16"].calls == 80
+    exact = a.astype(np.float32) @ x.astype(np.float32)
+    np.testing.assert_allclose(result.outputs["arg2"].astype(np.float32), exact, rtol=4e-3, atol=1e-2)
+    few = run_program(program("gemv"), [a, x], grouping="per-tile").counters.instructions
+    assert result.counters.instructions < few / 8
 
 
 def test_inputs_stay_as_they_are_and_may_be_named() -> None:
