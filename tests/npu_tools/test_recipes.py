@@ -5,9 +5,11 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from npu_tools.air import parse_program
+from npu_tools.emulator.run import run_program
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.recipes import Text, memref, recipe, recipes, run_refusals
 from npu_tools.recipes.expressions import evaluate, whole
@@ -98,3 +100,32 @@ def test_constants_are_made_in_the_region_that_uses_them_and_not_seen_from_isola
             text.op(f"memref.load {buffer}[{i}] : {kind}", "bf16")
         text.dealloc(buffer)
     parse_program(str(text), "f.mlir").module.verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings"),
+    [
+        ("gemm", "128x256x128", {"method": "drain", "tile_m": 16, "tile_n": 32, "tile_k_l2": 128}),
+        ("gemv", "64x576", {"tile_m": 4, "m_input": 2}),
+        ("gemv_residual", "64x1024", {"tile_m": 4}),
+    ],
+)
+def test_all_tiles_at_once_and_one_by_one_give_the_same_bits(name: str, shape: str, settings: dict[str, int]) -> None:
+    each = recipe(KERNELS, name)
+    resolved = each.resolve(shape, settings)
+    assert resolved.ok, resolved.findings
+    program = parse_program(each.program(resolved), f"{name}.mlir")
+    tensors = each.inputs(resolved)
+    inputs = {f"arg{at}": tensors[one.name] for at, one in enumerate(each.arguments(resolved)) if one.name in tensors}
+    last = f"arg{len(each.arguments(resolved)) - 1}"
+    lifted, single = (
+        run_program(program, inputs, grouping=grouping).outputs[last] for grouping in ("lifted", "per-tile")
+    )
+    assert np.array_equal(lifted, single)
+
+
+@pytest.mark.parametrize("shape", ["100x100x100", "1x1x1", "2048x2048x7", "1000000007x64x64"])
+def test_a_shape_nothing_tiles_is_refused_with_a_remedy(shape: str) -> None:
+    resolved = recipe(KERNELS, "gemm").resolve(shape)
+    assert not resolved.ok
+    assert any(finding.remedy for finding in resolved.findings if finding.severity == "error")
