@@ -114,6 +114,17 @@ def test_reductions_by_one_combining_op():
     )
 
 
+def test_a_reduction_into_a_dimension_of_one_and_dynamic_shapes():
+    a = bf16(3, 8)
+    text = REDUCE.replace("#io", "affine_map<(i, j) -> (i, 0)>").replace("memref<3x{t}>", "memref<3x1x{t}>")
+    arguments = {"a": ("memref<3x8xf32>", a), "c": ("memref<3x1xf32>", 0.0)}
+    got = ran(text.format(t="f32", body="%q = arith.addf %x, %z : f32"), arguments, head=MAPS)
+    np.testing.assert_allclose(got[0, 0], a.sum(1, keepdims=True), rtol=1e-6)
+    text = "linalg.matmul ins(%a, %a : memref<?x4xf32>, memref<?x4xf32>) outs(%a : memref<?x4xf32>)"
+    with pytest.raises(Fault, match=r"linalg\.matmul: an operand has a dimension that is only known at run time"):
+        run_block(text, {"a": ("memref<?x4xf32>", None)})
+
+
 def test_a_bf16_sum_rounds_at_every_step_in_order():
     a, c = bf16(3, 8), bf16(3)
     expected = c

@@ -61,6 +61,27 @@ def plain_dims(map_: AffineMap) -> tuple[int, ...] | None:
     return tuple(found)
 
 
+def with_unit_loops(
+    maps: Sequence[AffineMap], shapes: Sequence[tuple[int, ...]], first_output: int
+) -> tuple[list[AffineMap], int]:
+    """Maps in which each constant 0 that indexes an output dimension of extent 1 is a loop of its own, and their number.
+
+    An output is then indexed by loops alone, which is what the rest relies on.
+    """
+    dims = maps[0].num_dims
+    added = 0
+    results: list[tuple[AffineExpr, ...]] = []
+    for position, (map_, shape) in enumerate(zip(maps, shapes, strict=True)):
+        found = list(map_.results)
+        for axis, expr in enumerate(found):
+            constant = isinstance(expr, AffineConstantExpr) and expr.value == 0
+            if position >= first_output and constant and shape[axis] == 1:
+                found[axis] = AffineDimExpr(dims + added)
+                added += 1
+        results.append(tuple(found))
+    return [AffineMap(dims + added, 0, exprs) for exprs in results], added
+
+
 def domain_sizes(name: str, maps: Sequence[AffineMap], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """How far each loop runs, from the operands whose maps name it alone.
 
@@ -76,6 +97,12 @@ def domain_sizes(name: str, maps: Sequence[AffineMap], shapes: Sequence[tuple[in
                 "give one result per dimension of the operand",
             )
         for result, extent in zip(map_.results, shape, strict=True):
+            if extent < 0:
+                raise Fault(
+                    "dynamic-shape",
+                    f"{name}: an operand has a dimension that is only known at run time",
+                    "give every dimension as a number",
+                )
             if isinstance(result, AffineDimExpr):
                 known = sizes.setdefault(result.position, extent)
                 if known != extent:

@@ -21,7 +21,7 @@ from xdsl.ir.affine import AffineMap
 from npu_tools.emulator.ops.arith import is_array
 from npu_tools.emulator.ops.contraction import contract
 from npu_tools.emulator.ops.core import core_numerics
-from npu_tools.emulator.ops.domain import domain_sizes, over, plain_dims
+from npu_tools.emulator.ops.domain import domain_sizes, over, plain_dims, with_unit_loops
 from npu_tools.emulator.ops.reduction import kind_of, reduce_over
 from npu_tools.emulator.ops.signature import (
     affine_maps,
@@ -183,9 +183,11 @@ def generic(op: Operation, low: Lowering) -> Instruction:
     """`linalg.generic`."""
     on_memrefs(op)
     inputs, outputs = groups(op)[:2]
-    maps = affine_maps(op)
+    shapes = [shape_of(operand.type) for operand in op.operands]
+    maps, units = with_unit_loops(affine_maps(op), shapes, len(inputs))
     iterators = tuple("parallel" if "parallel" in kind else "reduction" for kind in strings(op, "iterator_types"))
-    sizes = domain_sizes(op.name, maps, [shape_of(operand.type) for operand in op.operands]) if maps[0].num_dims else ()
+    iterators += ("parallel",) * units
+    sizes = domain_sizes(op.name, maps, shapes) if maps[0].num_dims else ()
     it = Generic(op, inputs, outputs, maps, iterators, sizes)
     for map_ in maps[len(inputs) :]:
         if plain_dims(map_) is None:
