@@ -138,7 +138,7 @@ def _trial(program: Program, stem: str, seed: int) -> tuple[Trial, str]:
         return Trial(inputs, {}), f"no reference is written for {stem} or its function @{entry.sym_name.data}"
     try:
         return build(Case.of(program, entry, stem, seed)), ""
-    except (ValueError, IndexError, AssertionError, StopIteration, TypeError) as error:
+    except (LookupError, ValueError, AssertionError, ArithmeticError, StopIteration, TypeError) as error:
         inputs = seeded(signature(entry), seed)
         return Trial(
             inputs, {}

@@ -187,6 +187,11 @@ def decode_single(case: Case) -> Trial:
     )
 
 
+def decode(case: Case) -> Trial:
+    """One head or groups of heads, by the weights' shape."""
+    return decode_grouped(case) if len(case.shape(1)) == 4 else decode_single(case)
+
+
 def by_shape(case: Case) -> Trial:
     """Whichever of the three layouts the arguments have."""
     if len(case.arguments) == 5:
@@ -197,6 +202,7 @@ def by_shape(case: Case) -> Trial:
 REFERENCES: tuple[tuple[str, Build], ...] = (
     ("flash_attention*", by_shape),
     ("@attention_bf16", by_shape),
-    ("attention_decode*", decode_grouped),
-    ("llama2_mha*", decode_single),
+    ("attention_decode*", decode),
+    ("llama2_mha*", decode),
+    ("@mha_bf16", decode),
 )

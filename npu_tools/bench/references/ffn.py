@@ -67,9 +67,14 @@ def first_half(case: Case) -> Trial:
     return case.trial({0: a, 1: x}, {2: (gate_up(a @ normed), tolerance_for("silu_mul"))})
 
 
+def whole(case: Case) -> Trial:
+    """One token or several, by the kernel that is called."""
+    return decode(case) if case.calls("matvec") else prefill(case)
+
+
 REFERENCES: tuple[tuple[str, Build], ...] = (
-    ("ffn_swiglu__decode*", decode),
-    ("ffn_swiglu__prefill*", prefill),
+    ("ffn_swiglu__*", whole),
+    ("@ffn_swiglu", whole),
     ("decode_ffn_swiglu__matvec_swiglu_rms", first_half),
     ("@matvec_swiglu_rms", first_half),
 )
