@@ -22,9 +22,9 @@ def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
     """The module with one function, @gemv_residual(A, b, r, d)."""
     m, k = shape["M"], shape["K"]
     text = Text()
-    a, vector, rows = memref([m, k], "bf16"), memref([k], "bf16"), memref([m], "bf16")
-    with text.function("gemv_residual", [a, vector, rows, rows]) as arguments:
-        gemv_residual(text, shape, settings, *arguments)
+    matrix, vector, rows = memref([m, k], "bf16"), memref([k], "bf16"), memref([m], "bf16")
+    with text.function("gemv_residual", [matrix, vector, rows, rows]) as (a, b, r, d):
+        gemv_residual(text, shape, settings, a, b, r, d)
     return str(text)
 
 

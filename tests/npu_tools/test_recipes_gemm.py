@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_tools.recipes import recipe, run_cases
+from npu_tools.recipes import recipe, run_case
 
 GEMM = recipe(Path(__file__).resolve().parents[2] / "kernels", "gemm")
 MODELS = {
@@ -24,8 +24,12 @@ MODELS = {
 """emb, q width, kv width, hidden (llms/<model>/ARCHITECTURE.md; the last from its config.json)."""
 
 
-@pytest.mark.parametrize("run", list(run_cases(GEMM)), ids=lambda run: run.resolved.settings["method"])
-def test_small_cases_pass_the_gate_with_the_error_published_for_the_device(run) -> None:
+SMALL = [case for case in GEMM.manifest.cases if case.size == "small"]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: "-".join(map(str, case.settings.values())))
+def test_small_cases_pass_the_gate_with_the_error_published_for_the_device(case) -> None:
+    run = run_case(GEMM, case.shape, case.settings, published=case.mean_rel_l1)
     assert run.passed, run.reason
     assert run.mean_rel_l1 is not None
     assert run.published is not None
