@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -49,3 +50,13 @@ def test_public_names_exist() -> None:
     for package in (kb, mcp_server):
         for name in package.__all__:
             assert hasattr(package, name)
+
+
+def test_every_package_is_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = {
+        ".".join(init.parent.relative_to(ROOT).parts)
+        for name in ("kb", "npu_tools", "mcp_server")
+        for init in (ROOT / name).rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == found
