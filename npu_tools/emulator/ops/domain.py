@@ -1,6 +1,6 @@
 """Operands seen over an iteration domain: affine maps as strided views.
 
-A structured op walks a box of loops d0 … dn. `over(array, map, sizes)` shows an operand over that box as a view
+A structured op walks a box of loops d0 … dn. `access(map, sizes, shape).over(array)` shows an operand over it as a view
 [gx|1, gy|1, *s] with s[i] = sizes[i] where the map uses di and 1 where it does not, so that numpy broadcasting lines
 operands up. Linear maps (matmul, convolutions, strided windows) copy nothing; others gather.
 """
@@ -8,6 +8,7 @@ operands up. Linear maps (matmul, convolutions, strided windows) copy nothing; o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -121,44 +122,76 @@ def domain_sizes(name: str, maps: Sequence[AffineMap], shapes: Sequence[tuple[in
     return tuple(sizes[i] for i in range(maps[0].num_dims))
 
 
-def over(array: Array, map_: AffineMap, sizes: Sequence[int]) -> Array:
-    """The operand [gx|1, gy|1, *shape] over the domain (see above): a view where the map is linear.
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How one operand is seen over a domain, settled when the op is lowered.
+
+    `extents` is the view's shape behind the lane axes. `order` is for maps that name loops alone: the operand's axes
+    by ascending loop, and `None` where a loop is not used. `terms` is for other linear maps: per loop, the operand
+    axes and how many elements of each one step moves; `start` is where the origin of the domain lies.
+    `places` is for the rest: the operand element of every point.
+    """
+
+    extents: tuple[int, ...]
+    order: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
+    terms: tuple[tuple[tuple[int, int], ...], ...] = ()
+    start: tuple[slice, ...] = ()
+    places: tuple[Array, ...] | None = None
+
+    def over(self, array: Array) -> Array:
+        """The operand [gx|1, gy|1, *shape] as [gx|1, gy|1, *extents]; a view but for maps that are not linear."""
+        if self.order is not None:
+            axes, spread = self.order
+            return array.transpose(axes)[spread]
+        if self.places is not None:
+            return array[(slice(None), slice(None), *self.places)]
+        steps = array.strides
+        strides = tuple(sum(count * steps[axis] for axis, count in term) for term in self.terms)
+        return as_strided(array[self.start], (*array.shape[:2], *self.extents), (*steps[:2], *strides), writeable=False)
+
+
+def access(map_: AffineMap, sizes: Sequence[int], shape: Sequence[int]) -> Access:
+    """The access of an operand of this shape.
 
     Raises:
         Fault: an index leaves the operand.
     """
     dims = len(sizes)
-    shape = array.shape[2:]
     used = used_dims(map_)
     extents = tuple(sizes[i] if i in used else 1 for i in range(dims))
+    named = plain_dims(map_)
+    if named is not None and all(shape[axis] == sizes[loop] for axis, loop in enumerate(named)):
+        axes = (0, 1, *(2 + named.index(loop) for loop in sorted(named)))
+        every = slice(None)
+        spread = (every, every, *(every if loop in used else None for loop in range(dims)))
+        return Access(extents, order=(axes, spread))
     forms = [linear(expr, dims) for expr in map_.results]
-    if any(form is None for form in forms):
-        return _gather(array, map_, extents)
-    strides = [0] * dims
     start: list[slice] = [slice(None), slice(None)]
+    terms: list[list[tuple[int, int]]] = [[] for _ in range(dims)]
     for axis, form in enumerate(forms):
-        assert form is not None
+        if form is None:
+            grid: list[Any] = list(np.indices(extents, sparse=True))
+            places = tuple(np.broadcast_to(evaluate(expr, grid), extents) for expr in map_.results)
+            for place, extent in zip(places, shape, strict=True):
+                _inside(int(place.min()), int(place.max()), extent)
+            return Access(extents, places=places)
         coefficients, constant = form
         reach = [c * (extents[i] - 1) for i, c in enumerate(coefficients)]
-        first = constant + sum(min(0, r) for r in reach)
-        last = constant + sum(max(0, r) for r in reach)
-        if first < 0 or last >= shape[axis]:
-            raise Fault(
-                "out-of-bounds",
-                f"an indexing map reaches elements {first} to {last} of a dimension of {shape[axis]}",
-                "make the loop extents fit the operand",
-            )
+        _inside(constant + sum(min(0, r) for r in reach), constant + sum(max(0, r) for r in reach), shape[axis])
         start.append(slice(constant, None))
-        for i, c in enumerate(coefficients):
-            strides[i] += c * array.strides[2 + axis]
-    origin = array[tuple(start)]
-    return as_strided(origin, (*array.shape[:2], *extents), (*array.strides[:2], *strides), writeable=False)
+        for loop, count in enumerate(coefficients):
+            if count:
+                terms[loop].append((2 + axis, count))
+    return Access(extents, terms=tuple(tuple(term) for term in terms), start=tuple(start))
 
 
-def _gather(array: Array, map_: AffineMap, extents: tuple[int, ...]) -> Array:
-    grid: list[Any] = list(np.indices(extents, sparse=True))
-    places = [np.broadcast_to(evaluate(expr, grid), extents) for expr in map_.results]
-    return array[(slice(None), slice(None), *places)]
+def _inside(first: int, last: int, extent: int) -> None:
+    if first < 0 or last >= extent:
+        raise Fault(
+            "out-of-bounds",
+            f"an indexing map reaches elements {first} to {last} of a dimension of {extent}",
+            "make the loop extents fit the operand",
+        )
 
 
 def evaluate(expr: AffineExpr, dims: Sequence[Any], symbols: Sequence[Any] = ()) -> Any:

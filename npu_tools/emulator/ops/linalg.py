@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.emulator.ops.arith import divide_integers
 from npu_tools.emulator.ops.core import core_numerics
-from npu_tools.emulator.ops.domain import over, plain_dims
+from npu_tools.emulator.ops.domain import access, plain_dims
 from npu_tools.emulator.ops.linalg_generic import LOWERINGS as GENERIC
 from npu_tools.emulator.ops.linalg_generic import accumulate_product, contents, on_memrefs, slots_of
 from npu_tools.emulator.ops.linalg_named import NAMED_MAPS, pool_kind, structure_of
@@ -158,6 +158,7 @@ def pooling(op: Operation, low: Lowering) -> Instruction:
     form = structure_of(op, shapes)
     kind = kind_of(op, pool_kind(op.name, is_float=is_float(outputs[0].type)))
     source, target = low.slot(inputs[0]), low.slot(outputs[0])
+    seen = access(form.maps[0], form.sizes, shapes[0])
     element = element_of(outputs[0].type)
     rounded = core_numerics(op, low).rounder(element, kind=op.name)
     order = plain_dims(form.maps[2])
@@ -168,7 +169,7 @@ def pooling(op: Operation, low: Lowering) -> Instruction:
     def run(frame: Frame) -> None:
         memref = cast("Ref", frame.regs[target])
         before = memref.read()
-        windows = over(contents(frame.regs[source]), form.maps[0], form.sizes)
+        windows = seen.over(contents(frame.regs[source]))
         result = np.asarray(reduce_over(kind, windows, axes, element, None))
         ordered = result.transpose(0, 1, *(2 + kept.index(d) for d in order))
         total = reduce_over(kind, ordered, (), element, before)

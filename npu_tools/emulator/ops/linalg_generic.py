@@ -19,9 +19,9 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from npu_tools.emulator.ops.arith import is_array
-from npu_tools.emulator.ops.contraction import contract
+from npu_tools.emulator.ops.contraction import contraction
 from npu_tools.emulator.ops.core import core_numerics
-from npu_tools.emulator.ops.domain import domain_sizes, over, plain_dims, with_unit_loops
+from npu_tools.emulator.ops.domain import Access, access, domain_sizes, plain_dims, with_unit_loops
 from npu_tools.emulator.ops.reduction import kind_of, reduce_over
 from npu_tools.emulator.ops.signature import (
     affine_maps,
@@ -173,6 +173,13 @@ class Generic:
         """The reduction loops."""
         return [i for i, kind in enumerate(self.iterators) if kind != "parallel"]
 
+    def accesses(self) -> list[Access]:
+        """How each operand, inputs first, is seen over the loops."""
+        operands = [*self.inputs, *self.outputs]
+        return [
+            access(map_, self.sizes, shape_of(operand.type)) for map_, operand in zip(self.maps, operands, strict=True)
+        ]
+
     @property
     def block(self) -> Block:
         """The body's block."""
@@ -214,7 +221,7 @@ def _arguments_used(it: Generic) -> list[bool]:
 
 
 def _elementwise(it: Generic, low: Lowering) -> Instruction:
-    body = body_of(it.op, low)
+    body, accesses = body_of(it.op, low), it.accesses()
     operands, used = slots_of([*it.inputs, *it.outputs], low), _arguments_used(it)
     targets = slots_of(it.outputs, low)
     output_maps = it.maps[len(it.inputs) :]
@@ -222,8 +229,8 @@ def _elementwise(it: Generic, low: Lowering) -> Instruction:
     def run(frame: Frame) -> None:
         regs = frame.regs
         arguments = [
-            over(contents(regs[slot]), map_, it.sizes) if needed else None
-            for slot, map_, needed in zip(operands, it.maps, used, strict=True)
+            seen.over(contents(regs[slot])) if needed else None
+            for slot, seen, needed in zip(operands, accesses, used, strict=True)
         ]
         for slot, value, map_ in zip(targets, body.run(frame, arguments, it.sizes), output_maps, strict=True):
             _write_over(cast("Ref", regs[slot]), _spread(value, it.sizes), map_, it.sizes)
@@ -308,6 +315,7 @@ def accumulate_product(
     matrix_unit: bool,
 ) -> Instruction:
     """c += sum of a * b: one rounding to the type of c at the end."""
+    plan = contraction(op.name, maps, sizes, [shape_of(a.type), shape_of(b.type)], matrix_unit=matrix_unit)
     left, right, target = low.slot(a), low.slot(b), low.slot(c)
     element = element_of(c.type)
     numerics = core_numerics(op, low)
@@ -317,9 +325,7 @@ def accumulate_product(
 
     def run(frame: Frame) -> None:
         regs = frame.regs
-        total = contract(
-            op.name, contents(regs[left]), contents(regs[right]), maps, sizes, numerics, matrix_unit=matrix_unit
-        )
+        total = plan.of(contents(regs[left]), contents(regs[right]), numerics)
         memref = cast("Ref", regs[target])
         before = memref.read()
         if wide:
@@ -333,7 +339,7 @@ def accumulate_product(
 def _combine(it: Generic, name: str, rest: SSAValue, low: Lowering) -> Instruction:
     """Everything but the combining op over the whole domain, then one reduction."""
     kind = kind_of(it.op, name)
-    body = body_of(it.op, low)
+    body, accesses = body_of(it.op, low), it.accesses()
     top = _yielded(it)
     assert top is not None
     # The combining op itself runs too, on a neutral stand-in, and its result is dropped: cheaper than lowering twice.
@@ -352,10 +358,10 @@ def _combine(it: Generic, name: str, rest: SSAValue, low: Lowering) -> Instructi
         memref = cast("Ref", regs[target])
         before = memref.read()
         arguments = [
-            over(contents(regs[slot]), map_, it.sizes) if needed else None
-            for slot, map_, needed in zip(operands, it.maps, used, strict=False)
+            seen.over(contents(regs[slot])) if needed else None
+            for slot, seen, needed in zip(operands, accesses, used, strict=False)
         ]
-        body.run(frame, [*arguments, over(before, out, it.sizes)], it.sizes)
+        body.run(frame, [*arguments, accesses[-1].over(before)], it.sizes)
         result = reduce_over(kind, _spread(regs[value], it.sizes), axes, element, None)
         ordered = np.asarray(result).transpose(0, 1, *(2 + kept.index(d) for d in order))
         total = reduce_over(kind, ordered, (), element, before)
@@ -366,7 +372,7 @@ def _combine(it: Generic, name: str, rest: SSAValue, low: Lowering) -> Instructi
 
 def _in_order(it: Generic, low: Lowering) -> Instruction:
     """Reduction loops one step after the other, parallel loops vectorised."""
-    body = body_of(it.op, low)
+    body, accesses = body_of(it.op, low), it.accesses()
     operands, used = slots_of(it.inputs, low), _arguments_used(it)
     targets = slots_of(it.outputs, low)
     reduced = it.reduced
@@ -379,12 +385,12 @@ def _in_order(it: Generic, low: Lowering) -> Instruction:
     def run(frame: Frame) -> None:
         regs = frame.regs
         inputs = [
-            over(contents(regs[slot]), map_, it.sizes) if needed else None
-            for slot, map_, needed in zip(operands, it.maps, used, strict=False)
+            seen.over(contents(regs[slot])) if needed else None
+            for slot, seen, needed in zip(operands, accesses, used, strict=False)
         ]
         state: list[Any] = [
-            over(cast("Ref", regs[slot]).read(), map_, it.sizes)
-            for slot, map_ in zip(targets, output_maps, strict=True)
+            seen.over(cast("Ref", regs[slot]).read())
+            for slot, seen in zip(targets, accesses[len(it.inputs) :], strict=True)
         ]
         for point in np.ndindex(*(it.sizes[d] for d in reduced)):
             here = [None if value is None else _at(value, reduced, point) for value in inputs]

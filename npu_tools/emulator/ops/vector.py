@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from npu_tools.emulator.ops import math as math_ops
 from npu_tools.emulator.ops.arith import apply_unary, is_array
-from npu_tools.emulator.ops.contraction import contract
+from npu_tools.emulator.ops.contraction import contraction
 from npu_tools.emulator.ops.convert import from_bits, to_bits
 from npu_tools.emulator.ops.core import core_numerics
 from npu_tools.emulator.ops.domain import domain_sizes
@@ -280,15 +280,16 @@ def vector_contract(op: Operation, low: Lowering) -> Instruction:
     r = low.slot(op.results[0])
     target = op.results[0].type
     element = element_of(target)
-    sizes = domain_sizes(op.name, maps[:2], [shape_of(operand.type) for operand in op.operands[:2]])
+    shapes = [shape_of(operand.type) for operand in op.operands[:2]]
     numerics = core_numerics(op, low)
     rounded = numerics.rounder(element, kind=op.name)
     unit = from_bf16(op.operands[0]) and from_bf16(op.operands[1])
+    plan = contraction(op.name, maps, domain_sizes(op.name, maps[:2], shapes), shapes, matrix_unit=unit)
     wide = is_float(element)
 
     def run(frame: Frame) -> None:
         regs = frame.regs
-        total = contract(op.name, regs[a], regs[b], maps, sizes, numerics, matrix_unit=unit)
+        total = plan.of(regs[a], regs[b], numerics)
         before = as_vector(regs[acc], target)
         if wide:
             result = rounded(np.asarray(total + before, dtype(element)))
