@@ -13,6 +13,7 @@ from npu_tools.emulator.types import Fault, Instruction, Lower
 if TYPE_CHECKING:
     from npu_tools.emulator.machine import Machine
     from npu_tools.emulator.numerics import Numerics
+    from npu_tools.emulator.turns import Turn
 
 
 @dataclass(slots=True)
@@ -102,6 +103,9 @@ class Builder:
     soft: bool = True
     """Whether the body is one of a launch, segment or function, where waiting follows program order only softly."""
     op: Operation | None = None
+    herd: Operation | None = None
+    turns: dict[Operation, list[Turn]] = field(default_factory=dict["Operation", "list[Turn]"])
+    """Where the herd takes turns on buffers it shares with other herds."""
     inlined: tuple[str, ...] = ()
 
     @property
@@ -185,9 +189,23 @@ class Builder:
                 break
             self.one(op)
 
+    def take_turns(self, op: Operation, *, ending: bool) -> None:
+        """Emit the beginning or the end of the turns taken at an op."""
+        for turn in self.turns.get(op, ()):
+            assert self.herd is not None, "only herds take turns"
+            self.emit(self.machine.turn(self.slot(turn.argument), self.herd, turn.role, ending=ending))
+
     def one(self, op: Operation) -> None:
-        """Lower one op."""
+        """Lower one op, and the turns taken around it; those of a loop are taken within."""
+        around = op in self.turns and not op.name.endswith((".for", ".while", ".parallel"))
         self.op = op
+        if around:
+            self.take_turns(op, ending=False)
+        self._lower(op)
+        if around:
+            self.take_turns(op, ending=True)
+
+    def _lower(self, op: Operation) -> None:
         machine = self.machine
         structured = machine.structured.get(op.name)
         try:

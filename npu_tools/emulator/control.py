@@ -89,8 +89,12 @@ def lower_loop(
     for slot in (counter, limit, stride, *carried):
         builder.note(slot)
     op = builder.op
+    if op is not None:
+        builder.take_turns(op, ending=False)
     builder.block(block)
     builder.op = op
+    if op is not None:
+        builder.take_turns(op, ending=True)
     if carried:
         builder.emit(copies([(to, builder.slot(value)) for to, value in zip(carried, yielded, strict=True)]))
     back_pc = builder.here()

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
 from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp
-from npu_tools.emulator import abreast, control, hierarchy, memops
+from npu_tools.emulator import abreast, control, hierarchy, memops, turns
 from npu_tools.emulator.calls import Externals
 from npu_tools.emulator.channels import Channel
 from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, Touch, end_task
@@ -115,6 +115,18 @@ class Machine:
         """The most tiles of a herd or segment, or iterations of a launch."""
         return MAX_POINTS["iteration" if isinstance(op, LaunchOp) else "tile"]
 
+    def roles(self, value: SSAValue) -> dict[Operation, turns.Role] | None:
+        """What herds do with a buffer that they hand over to each other; None where they do not."""
+        return turns.roles_of(value, self.effects)
+
+    def fresh_turns(self, roles: dict[Operation, turns.Role], name: str) -> turns.Turns:
+        """The state of such a buffer before anybody's turn."""
+        return turns.fresh(roles, name)
+
+    def turn(self, slot: int, herd: Operation, role: turns.Role, *, ending: bool) -> Instruction:
+        """The beginning or the end of a herd's turn on a buffer it shares."""
+        return turns.end(slot, herd, role, self.scheduler.wake) if ending else turns.begin(slot, herd, role)
+
     def iterations_abreast(self, op: Hierarchy) -> tuple[int, int]:
         """How many iterations of a launch may run side by side, and along which of its dimensions."""
         if self.grouping != "lifted" or self.trace is not None:
@@ -153,6 +165,8 @@ class Machine:
         code = Code(name)
         code.regions.append(Region(-1, 0))
         builder = Builder(self, code, soft=soft, op=op)
+        if isinstance(op, HerdOp):
+            builder.herd, builder.turns = op, turns.places(op, self.effects)
         code.arguments = [builder.slot(argument) for argument in arguments]
         regions = op.regions[0].blocks
         if len(regions) != 1:
@@ -202,10 +216,10 @@ class Machine:
             )
         )
 
-    def fault_at(self, fault: Fault, task: Task, op: Operation) -> None:
+    def fault_at(self, fault: Fault, task: Task, op: Operation, severity: Severity = "error") -> None:
         """Make a finding of a fault that a task met at an op."""
         text = f"{task.label}: {fault.message}"
-        self.blame(Fault(fault.code, text, fault.remedy, diagnostic=fault.diagnostic), op)
+        self.blame(Fault(fault.code, text, fault.remedy, diagnostic=fault.diagnostic), op, severity)
 
     def _fault_in(self, fault: Fault, task: Task) -> None:
         self.fault_at(fault, task, task.code.ops[task.pc] or self.program.module)
@@ -213,7 +227,8 @@ class Machine:
     def _unwritten_in(self, read: UnwrittenRead, task: Task) -> None:
         ref = read.ref
         count, total = ref.poison()
-        self._fault_in(
+        op = task.code.ops[task.pc] or self.program.module
+        self.fault_at(
             Fault(
                 "uninitialised-read",
                 f"{count} of {total} elements read from {ref.buffer.name} were never written; they are "
@@ -221,6 +236,8 @@ class Machine:
                 "write the buffer first: fill it, or let a DMA or channel.get cover the whole of what is read",
             ),
             task,
+            op,
+            "note" if may_be_discarded(op) else "error",
         )
 
     def noted_depth(self, task: Task) -> None:
@@ -239,6 +256,12 @@ class Machine:
             op,
             "warning",
         )
+
+
+def may_be_discarded(op: Operation) -> bool:
+    """Whether an op only loads what an arith.select then takes or leaves, as builders write a choice of buffers."""
+    uses = [use for result in op.results for use in result.uses]
+    return op.name == "memref.load" and all(use.operation.name == "arith.select" and use.index > 0 for use in uses)
 
 
 def _end_of(pc: int) -> Any:

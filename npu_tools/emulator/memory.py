@@ -23,6 +23,7 @@ from npu_tools.emulator.types import Array, Fault, Index, Scalar
 
 if TYPE_CHECKING:
     from npu_tools.emulator.deferred import Chain
+    from npu_tools.emulator.turns import Turns
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,8 @@ class Buffer:
     users: int = 0
     """Operations in flight that still need it; freeing waits for them."""
     reported: bool = False
+    turns: Turns | None = None
+    """Whose turn it is, where herds hand the buffer over."""
     alias: Array | None = None
     """Instead of `data`: a view [lanes, *shape] of another buffer's elements, copied from there as a whole."""
     constant: bool = False

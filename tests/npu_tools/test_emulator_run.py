@@ -71,6 +71,11 @@ def test_launch_iterations_side_by_side_give_the_bits_of_one_after_the_other() -
     assert result.counters.instructions < few / 8
 
 
+def test_neighbours_take_turns_on_a_buffer_they_share() -> None:
+    a = np.arange(32, dtype=np.int32).reshape(4, 8)
+    assert (both("turns", a).outputs["arg1"] == a).all()
+
+
 def test_inputs_stay_as_they_are_and_may_be_named() -> None:
     a = np.arange(512, dtype=np.int32).reshape(16, 32)
     b = np.zeros((16, 32), np.int32)
