@@ -85,10 +85,12 @@ def programs(
         except OSError as error:
             fail(f"{out} cannot be written: {error.strerror or error}", as_json=as_json)
     total = len(files)
+    known = measured.count("faulty program")
+    faulty = f", {known} with the fault they are known for" if known else ""
     targets = [
         ("read", f"{measured.parsed} of {total}", "all", measured.parsed == total),
         ("pass the check", f"{measured.checked} of {total}", "all", measured.checked == total),
-        ("run to the end", f"{measured.ran} of {total}", "all", measured.ran == total),
+        (f"run to the end{faulty}", f"{measured.ran} of {total}", "all", measured.ran == total),
         ("agree with a reference", str(measured.agreeing), f">= {measured.wanted}", measured.agreeing >= measured.wanted),
         ("differ from their reference", str(measured.count("differs")), "0", not measured.count("differs")),
     ]  # fmt: skip
