@@ -228,18 +228,35 @@ class Reader(AttributeReader):
         if self._depth > MAX_REGION_DEPTH:
             self.raise_error(f"regions are nested more than {MAX_REGION_DEPTH} deep")
         isolated = bool(self._op_stack) and self._op_stack[-1].has_trait(IsolatedFromAbove)
-        if not isolated:
-            region = super().parse_optional_region(arguments)
-        else:
-            values, forward, uses = self.ssa_values, self.forward_ssa_references, self._first_uses
-            self.ssa_values, self.forward_ssa_references, self._first_uses = Names(), {}, {}
+        values, awaited, uses = self.ssa_values, self.forward_ssa_references, self._first_uses
+        # What is awaited outside is not found inside, though a value of that name be defined there.
+        self.forward_ssa_references, self._first_uses = {}, {}
+        if isolated:
+            self.ssa_values = Names()
             self._outside.append(values)
             region = super().parse_optional_region(arguments)
             self._refuse_undefined()
             self._outside.pop()
-            self.ssa_values, self.forward_ssa_references, self._first_uses = values, forward, uses
+            self.ssa_values, self.forward_ssa_references, self._first_uses = values, awaited, uses
+        else:
+            region = super().parse_optional_region(arguments)
+            inside, inside_uses = self.forward_ssa_references, self._first_uses
+            self.forward_ssa_references, self._first_uses = awaited, uses
+            self._await(inside, inside_uses)
         self._depth -= 1
         return region
+
+    def _await(self, inside: dict[str, dict[int, ForwardDeclaredValue[Attribute]]], uses: dict[str, Span]) -> None:
+        """Values that a region used without defining them are awaited around it."""
+        for name, references in inside.items():
+            known = self.forward_ssa_references.setdefault(name, {})
+            for index, value in references.items():
+                first = known.setdefault(index, value)
+                if first.type != value.type:
+                    self.raise_error(f"%{name} is used as {value.type} here and as {first.type} before", uses[name])
+                if first is not value:
+                    value.replace_all_uses_with(first)
+            self._first_uses.setdefault(name, uses[name])
 
     def resolve_operand(self, operand: UnresolvedOperand, type: AttributeInvT) -> SSAValue[AttributeInvT]:
         """The value a name stands for; a name not yet defined is remembered with its place."""

@@ -25,6 +25,13 @@ REFUSED = [
         20,
         "isolated from above",
     ),
+    (
+        "value defined only inside a later region",
+        HERD.format("scf.for %j = %n to %late step %n {\n    %late = arith.constant 4 : index\n  }"),
+        2,
+        22,
+        "%late is used but never defined",
+    ),
     ("async without a name", HERD.format("air.wait_all async"), 2, 16, "its result needs a name"),
     (
         "too few types",
