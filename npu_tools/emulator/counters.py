@@ -38,7 +38,7 @@ class Counters:
             "launch_iterations": self.launch_iterations,
             "peak_bytes": self.peak_bytes,
             "dma_bytes": {f"{a}->{b}": bits // 8 for (a, b), bits in sorted(self.dma_bits.items())},
-            "channel_bytes": {f"{a}->{b}": bits // 8 for (a, b), bits in sorted(self.channel_bits.items())},
+            "channel_bytes": {f"{b}->{a}": bits // 8 for (a, b), bits in sorted(self.channel_bits.items())},
             "channel_puts": dict(sorted(self.channel_puts.items())),
             "channel_gets": dict(sorted(self.channel_gets.items())),
             "kernels": {

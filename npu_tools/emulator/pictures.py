@@ -30,14 +30,15 @@ def draw_timeline(trace: Trace, path: Path) -> None:
     """
     rows: dict[str, list[Event]] = {}
     for event in trace.events:
-        for name in _tiles_of(event):
+        for name in _rows_of(event):
             rows.setdefault(name, []).append(event)
     for event in trace.events:
         if event.kind in ("put", "get"):
             rows.setdefault(f"channel @{event.what}", []).append(event)
     if not rows:
         raise UnusableInput("nothing was traced: the run moved no data and called no kernel")
-    names = list(rows)[:MAX_LANES]
+    order = sorted(rows, key=lambda name: (name.startswith("channel"), name.startswith("tile")))
+    names = order[:MAX_LANES]
     figure, axes = _figure(12, 1.2 + 0.24 * len(names))
     for row, name in enumerate(names):
         for kind, colour in _COLOURS.items():
@@ -46,11 +47,10 @@ def draw_timeline(trace: Trace, path: Path) -> None:
                 axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, label=kind)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("modelled µs")
-    left_out = len(rows) - len(names)
-    notes = [f"{left_out} rows left out"] * bool(left_out) + [f"{trace.truncated} events left out"] * bool(
-        trace.truncated
-    )
+    axes.set_xlabel("modelled µs, from round rates: the order and shape of things; for a time see modelled_us")
+    missing = order[MAX_LANES:]
+    notes = [f"{len(missing)} rows left out from {missing[0]} on"] if missing else []
+    notes += [f"{trace.truncated} events left out"] * bool(trace.truncated)
     axes.set_title("Emulated timeline (modelled)" + (": " + ", ".join(notes) if notes else ""), fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
@@ -65,20 +65,7 @@ def draw_tile_map(trace: Trace, path: Path, target: Device | None = None) -> Non
         UnusableInput: nothing was traced, another file ending, or the file cannot be written.
     """
     target = target or device("npu2")
-    peaks: dict[tuple[int, int], int] = {}
-    live: dict[tuple[str, int, int], int] = {}
-    l2_live: dict[str, int] = {}
-    l2_peak = 0
-    for use in trace.uses:
-        if use.level == "L1":
-            for x in range(use.x, use.x + use.nx):
-                for y in range(use.y, use.y + use.ny):
-                    live[(use.who, x, y)] = use.live_bytes
-                    total = sum(count for (_, cx, cy), count in live.items() if (cx, cy) == (x, y))
-                    peaks[(x, y)] = max(peaks.get((x, y), 0), total)
-        elif use.level == "L2":
-            l2_live[use.who] = use.live_bytes
-            l2_peak = max(l2_peak, sum(l2_live.values()))
+    peaks, l2_peak = peak_bytes(trace)
     if not peaks and not l2_peak:
         raise UnusableInput("nothing was traced: the run allocated nothing in L1 or L2")
     columns = max([target.columns, *(x + 1 for x, _ in peaks)])
@@ -115,13 +102,44 @@ def draw_tile_map(trace: Trace, path: Path, target: Device | None = None) -> Non
     _save(figure, path)
 
 
-def _tiles_of(event: Event) -> Iterator[str]:
-    if event.nx * event.ny == 1 and event.x == event.y == 0:
+def _rows_of(event: Event) -> Iterator[str]:
+    """A herd's events on the rows of its tiles, whichever herd it is; others on the row of their body."""
+    if not event.who.startswith("herd"):
         yield event.who
         return
     for x in range(event.x, event.x + event.nx):
         for y in range(event.y, event.y + event.ny):
-            yield f"{event.who} ({x}, {y})"
+            yield f"tile ({x}, {y})"
+
+
+def peak_bytes(trace: Trace) -> tuple[dict[tuple[int, int], int], int]:
+    """Most bytes alive at once: in L1 by tile, in L2 together."""
+    herds = {(u.x + u.nx, u.y + u.ny) for u in trace.uses if u.in_herd}
+    herds |= {(e.x + e.nx, e.y + e.ny) for e in trace.events if e.who.startswith("herd")}
+    extents = (max((x for x, _ in herds), default=1), max((y for _, y in herds), default=1))
+    own: dict[tuple[int, int, int], int] = {}
+    shared: dict[int, int] = {}
+    peaks: dict[tuple[int, int], int] = {}
+    l2 = l2_peak = 0
+    for use in trace.uses:
+        if use.level == "L2":
+            l2 += use.change_bytes
+            l2_peak = max(l2_peak, l2)
+        if use.level != "L1":
+            continue
+        if use.in_herd:
+            tiles = [(x, y) for x in range(use.x, use.x + use.nx) for y in range(use.y, use.y + use.ny)]
+            for x, y in tiles:
+                own[(use.instance, x, y)] = own.get((use.instance, x, y), 0) + use.change_bytes
+        else:
+            tiles = [(x, y) for x in range(extents[0]) for y in range(extents[1])]
+            change = use.change_bytes // len(tiles) if use.shape[:2] == extents else use.change_bytes
+            shared[use.instance] = shared.get(use.instance, 0) + change
+        around = max(shared.values(), default=0)
+        for x, y in tiles:
+            inside = own.get((use.instance, x, y), 0)
+            peaks[(x, y)] = max(peaks.get((x, y), 0), inside + around)
+    return peaks, l2_peak
 
 
 def _shade(share: float) -> Any:

@@ -7,7 +7,6 @@ timeline, and are no prediction: that is the cost model's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from npu_tools.emulator.memory import Buffer
 from npu_tools.emulator.pool import LEVELS
@@ -41,7 +40,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The bytes a body's buffers took at one level from a moment on, for each of its tiles."""
+    """A buffer of a body came to life at one level (bytes > 0) or ended (bytes < 0), in each tile of a rectangle.
+
+    `shape` is the buffer's: one made outside a herd with the herd's extents in front is divided among its tiles.
+    """
 
     who: str
     level: str
@@ -50,7 +52,11 @@ class Use:
     nx: int
     ny: int
     at: float
-    live_bytes: int
+    change_bytes: int
+    shape: tuple[int, ...]
+    in_herd: bool
+    instance: int
+    """Which execution of the body: instances of a segment, and different herds, have cores of their own."""
 
 
 @dataclass(slots=True)
@@ -68,7 +74,8 @@ class Recorder:
 
     trace: Trace = field(default_factory=Trace)
     limit: int = 200_000
-    _live: dict[tuple[Any, ...], int] = field(default_factory=dict["tuple[Any, ...]", int])
+    _instances: dict[int, tuple[int, object]] = field(default_factory=dict[int, "tuple[int, object]"])
+    """By identity; the object is kept, so that no other takes its identity."""
 
     def _event(self, task: Task, kind: str, what: str, duration: float, amount: int) -> None:
         start = task.clock
@@ -106,12 +113,23 @@ class Recorder:
         """A buffer's life ended."""
         self._use(task, buffer, -buffer.device_bytes)
 
-    def _use(self, task: Task, buffer: Buffer, change: int) -> None:
-        level = LEVELS.get(buffer.space, "L3")
-        at = task.at
-        key = (task.code.name, level, at)
-        self._live[key] = self._live.get(key, 0) + change
-        if len(self.trace.uses) < self.limit:
-            self.trace.uses.append(Use(task.code.name, level, at.x0, at.y0, at.nx, at.ny, task.clock, self._live[key]))
-        else:
+    def _use(self, task: Task, buffer: Buffer, change_bytes: int) -> None:
+        if len(self.trace.uses) >= self.limit:
             self.trace.truncated += 1
+            return
+        at = task.at
+        self.trace.uses.append(
+            Use(
+                who=task.code.name,
+                level=LEVELS.get(buffer.space, "L3"),
+                x=at.x0,
+                y=at.y0,
+                nx=at.nx,
+                ny=at.ny,
+                at=task.clock,
+                change_bytes=change_bytes,
+                shape=tuple(buffer.shape),
+                in_herd=task.code.name.startswith("herd"),
+                instance=self._instances.setdefault(id(task.instance), (len(self._instances), task.instance))[0],
+            )
+        )

@@ -40,8 +40,10 @@ class _Case:
         return np.abs(self.got - self.want) > self.slack
 
     def explains(self, candidate: Array, share: float = 0.995) -> bool:
-        """Whether `candidate` is what came out, but for a few elements."""
-        return float((np.abs(self.got - candidate) <= self.slack).mean()) >= share
+        """Whether `candidate` is what came out, but for a few elements: of all, and of those that are wrong."""
+        close = np.abs(self.got - candidate) <= self.slack
+        bad = self.bad
+        return float(close.mean()) >= share and (not bad.any() or float(close[bad].mean()) >= 0.9)
 
 
 def likenesses(
@@ -62,6 +64,10 @@ def _found(got: Array, want: Array, previous: Array | None, allowed: Array | Non
         yield from _not_finite(a, finite)
         return
     case = _Case(a, r, old, np.asarray(slack, np.float64))
+    lone = _lone(case)
+    if lone is not None:
+        yield lone
+        return
     count = 0
     for detector in _DETECTORS:
         likeness = detector(case)
@@ -190,6 +196,29 @@ def _scaled_by_axis(case: _Case) -> Likeness | None:
                 cause,
             )
     return None
+
+
+def _lone(case: _Case) -> Likeness | None:
+    """A handful of elements out of many: nothing systematic."""
+    bad = case.bad
+    count = int(bad.sum())
+    if count == 0 or count > max(1, bad.size // 1000):
+        return None
+    size = np.abs(case.want[bad])
+    typical = float(np.abs(case.want).mean())
+    relative = float(np.abs(case.got - case.want).mean()) / (typical or 1.0)
+    if float(np.median(size)) < 0.25 * typical:
+        return Likeness(
+            "near-zero elements",
+            f"{count} of {bad.size} elements, their references near zero (median {np.median(size):.2g} where the mean is "
+            f"{typical:.2g}); mean_rel_L1 {relative:.2e}",
+            "the scale of the inputs: atol is set for randn/sqrt(K) inputs; upstream notes the same for thin GEMMs",
+        )
+    return Likeness(
+        "lone elements",
+        f"{count} of {bad.size} elements, all others are right; mean_rel_L1 {relative:.2e}",
+        "an overwritten element, a stray store, an edge of a window",
+    )
 
 
 def _part(case: _Case) -> Likeness | None:
@@ -326,7 +355,7 @@ def _clipped(case: _Case) -> Likeness | None:
     top, low = float(case.got.max()), float(case.got.min())
     if case.explains(np.clip(case.want, low, top), 0.999) and case.bad.any():
         wrong = case.got[case.bad]
-        if ((wrong == top) | (wrong == low)).all():
+        if wrong.size > 3 and ((wrong == top) | (wrong == low)).all():
             return Likeness(
                 "clipped", f"wrong elements sit at {low:g} or {top:g}", "saturation in a narrow integer type"
             )
@@ -338,7 +367,7 @@ def _coarse(case: _Case) -> Likeness | None:
     a, r = case.got, case.want
     error = a - r
     relative = float(np.abs(error).mean()) / (float(np.abs(r).mean()) or 1.0)
-    if relative > 0.1:
+    if relative > 0.1 or float(case.bad.mean()) < 0.01:
         return None
     inward = float((error * np.sign(r)).mean()) / (float(np.abs(error).mean()) or 1.0)
     if inward < -0.8:

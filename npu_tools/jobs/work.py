@@ -115,7 +115,9 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
     answer = _ran(result.ok, started, result.counters.as_dict(), [f.as_dict() for f in result.findings], outputs)
     answer["modelled_us"] = estimate_run(answer["counters"]) if result.ok else None
     if request.inputs is None:
-        answer["inputs"] = f"standard normal from seed {request.seed or 0}, over the root of the last extent"
+        answer["inputs"] = (
+            f"from seed {request.seed or 0}: floats standard normal over the root of the last extent, integers 0 to 7"
+        )
     if result.trace is not None:
         answer["pictures"] = _pictures(result.trace, request)
     if request.rounding:

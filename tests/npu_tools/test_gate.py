@@ -169,6 +169,16 @@ def test_one_tile_with_its_bounds() -> None:
     assert "rows 16–31 and columns 32–63" in verdict.looks_like[0].evidence
 
 
+def test_a_few_wrong_elements_are_not_taken_for_a_pattern() -> None:
+    actual = REFERENCE.copy()
+    actual[3, 5] += 1
+    assert kinds(actual) in (["lone elements"], ["near-zero elements"])
+    small = np.unravel_index(np.argsort(np.abs(REFERENCE), axis=None)[:5], REFERENCE.shape)
+    actual = REFERENCE.copy()
+    actual[small] += 2e-3
+    assert kinds(actual) == ["near-zero elements"]
+
+
 def test_one_stretch_of_a_vector() -> None:
     actual = REFERENCE[0].copy()
     actual[96:] = 0
