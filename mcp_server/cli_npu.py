@@ -220,8 +220,10 @@ def job(
     while wait and view.state not in ENDED:
         view = jobs.wait(id)
     if not emit(view.model_dump(), as_json):
-        _show_facts(view.model_dump(exclude={"result"}))
-        _show_findings(findings_in(view.result))
+        _show_facts(view.model_dump(exclude={"result", "output_tail"} if view.state == "done" else {"result"}))
+        result = view.result or {}
+        _show_findings(findings_in(result))
+        _show_facts({k: v for k, v in result.items() if k not in ("findings", "diagnostics", "counters")})
     good = view.state not in ("failed", "cancelled") and (view.result or {}).get("ok", True)
     sys.exit(0 if good or cancel else 1)
 
@@ -425,8 +427,40 @@ def _show_lessons(lessons: list[dict[str, Any]]) -> None:
 
 def _show_facts(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
-        if value is not None and value != {} and value != []:
-            console.print(f"[dim]{name}:[/] {escape(str(value))}", soft_wrap=True)
+        if name == "rounding":
+            _show_rounding(value)
+        elif value is not None and value != {} and value != [] and value != "":
+            console.print(f"[dim]{name}:[/] {escape(_words(value))}", soft_wrap=True)
+
+
+def _words(value: Any) -> str:
+    """A value for a person: mappings and lists without their brackets and quotes."""
+    if isinstance(value, dict):
+        pairs: dict[str, Any] = {str(k): v for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return ", ".join(
+            f"{name} {f'({_words(each)})' if isinstance(each, dict) else _words(each)}" for name, each in pairs.items()
+        )
+    if isinstance(value, list | tuple):
+        return ", ".join(_words(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show_rounding(rows: list[dict[str, Any]]) -> None:
+    table = _table("rounded at", "values", "changed", "largest change", "mean change")
+    for row in rows:
+        mean = row["sum_relative"] / row["values"] if row["values"] else 0.0
+        table.add_row(
+            escape(row["kind"]),
+            f"{row['values']:,}",
+            f"{row['changed']:,}",
+            f"{row['max_relative']:.2e}",
+            f"{mean:.2e}",
+        )
+    console.print(table if rows else "nothing was rounded")
 
 
 def _table(*headings: str) -> Table:
