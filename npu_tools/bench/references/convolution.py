@@ -7,8 +7,9 @@ from math import isqrt
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from xdsl.dialects import func
 
-from npu_tools.bench.references.case import EXACT, Build, Case, Trial
+from npu_tools.bench.references.case import EXACT, Build, Case, Trial, constant
 
 Integers = NDArray[np.int64]
 
@@ -52,31 +53,75 @@ def patches(case: Case) -> Trial:
 
 
 def bottleneck(case: Case) -> Trial:
-    """1 x 1 to a quarter of the channels, 3 x 3, 1 x 1 back, plus the input; each sum halved, clipped to a byte.
+    """1 x 1 to a quarter of the channels, 3 x 3, 1 x 1 back, plus the input; each sum shifted, clipped to a byte.
 
-    Weights are even, so no sum is odd and the result does not depend on how halves are rounded. Activations are laid
-    out [rows, channels / 8, columns, 8], weights [out / 8, in / 8, rows, columns, 8 in, 8 out].
+    The outer shifts are 1, the inner one is the program's constant (11 in upstream's, whose own inputs saturate
+    everywhere and cannot tell). Inputs and weights are powers of two times small numbers, so that no shift drops a bit
+    and the result does not depend on how halves are rounded. Activations are laid out [rows, channels / 8, columns, 8],
+    weights [out / 8, in / 8, rows, columns, 8 in, 8 out].
     """
     total_weights = case.shape(1)[0]
     # in * in/4 + 9 * (in/4)**2 + in/4 * in, with in = 4 q: 17 q**2.
     quarter = isqrt(total_weights // 17)
     width = 4 * quarter
     edge = isqrt(case.shape(0)[0] // width)
-    image = case.integers(0, 0, 100, (width, edge, edge))
-    first = _sparse(case, (quarter, width, 1, 1), 0.03)
-    second = _sparse(case, (quarter, quarter, 3, 3), 0.006)
-    third = _sparse(case, (width, quarter, 1, 1), 0.05)
+    shift = _inner_shift(case)
+    image = 32 * case.integers(0, 0, 4, (width, edge, edge))
+    # Two inputs at most add up, so that nothing is clipped at 255 and all stays a multiple of 32.
+    first = np.zeros((quarter, width, 1, 1), np.int64)
+    for each in range(quarter):
+        first[each, case.rng.choice(width, 4, replace=False), 0, 0] = 2, 2, -2, -2
+    second = max(2, 1 << (shift - 5)) * _signs(case, (quarter, quarter, 3, 3), 0.3)
+    third = 2 * _signs(case, (width, quarter, 1, 1), 0.05)
     hidden = np.clip(_convolved(image, first) >> 1, 0, 255)
-    hidden = np.clip(_convolved(np.pad(hidden, ((0, 0), (1, 1), (1, 1))), second) >> 1, 0, 255)
+    sums = _by_flat_shifts(hidden, second) if _without_calls(case) else _padded_3x3(hidden, second)
+    hidden = np.clip(sums >> shift, 0, 255)
     restored = np.clip(_convolved(hidden, third) >> 1, -128, 127)
     out = np.clip(restored + image, 0, 255)
     weights = np.concatenate([_weights_packed(each).reshape(-1) for each in (first, second, third)])
     return case.trial({0: _image_packed(image), 1: weights}, {2: (_image_packed(out).astype(np.uint8), EXACT)})
 
 
-def _sparse(case: Case, shape: tuple[int, ...], share: float) -> Integers:
-    """Weights -2 and 2 in the given share of places, zero elsewhere."""
-    return np.where(case.rng.random(shape) < share, case.rng.integers(0, 2, shape) * 4 - 2, 0)
+def _padded_3x3(image: Integers, weights: Integers) -> Integers:
+    """The convolution as meant: zeros around the image."""
+    return _convolved(np.pad(image, ((0, 0), (1, 1), (1, 1))), weights)
+
+
+def _without_calls(case: Case) -> bool:
+    return not any(isinstance(op, func.CallOp) for op in case.program.module.walk())
+
+
+def _by_flat_shifts(image: Integers, weights: Integers) -> Integers:
+    """The convolution as bottleneck_mlir.py writes it, which is not quite what it means.
+
+    Its taps move a line [channels / 8, columns, 8] by 64 numbers, eight columns instead of one, and at the top and the
+    bottom it takes the edge row again instead of zeros. Upstream's inputs saturate and show neither.
+    """
+    lines = _image_packed(image)
+    rows = len(lines)
+    sums = np.zeros((weights.shape[0], rows, lines.shape[2]), np.int64)
+    for down in range(3):
+        source = lines[np.clip(np.arange(rows) + down - 1, 0, rows - 1)].reshape(rows, -1)
+        padded = np.pad(source, ((0, 0), (64, 64)))
+        for right in range(3):
+            moved = padded[:, 64 * right : 64 * right + source.shape[1]].reshape(lines.shape)
+            sums += np.einsum("rbxc,obc->orx", moved, weights[:, :, down, right].reshape(len(weights), -1, 8))
+    return sums
+
+
+def _inner_shift(case: Case) -> int:
+    """The constant the 3 x 3 kernel shifts by: of the call, third from its end, or of the ops that stand for it."""
+    for op in case.program.module.walk():
+        if isinstance(op, func.CallOp) and op.callee.string_value().startswith("conv2dk3"):
+            value = constant(op.operands[-3])
+            if value is not None:
+                return int(value)
+    return int(max(case.constants("arith.shrsi"), default=1))
+
+
+def _signs(case: Case, shape: tuple[int, ...], share: float) -> Integers:
+    """-1 and 1 in the given share of places, zero elsewhere."""
+    return np.where(case.rng.random(shape) < share, case.rng.integers(0, 2, shape) * 2 - 1, 0)
 
 
 def _convolved(image: Integers, weights: Integers) -> Integers:
