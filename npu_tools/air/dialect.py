@@ -10,6 +10,7 @@ The classes only give names to what the text says. What custom forms look like i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr, SymbolRefAttr
@@ -82,29 +83,14 @@ class AirOp(Operation):
         Raises:
             ValueError: the sizes do not fit the op or its operands.
         """
-        count = len(self._operands)
-        if not self.sized:
-            fixed = sum(name.endswith(":1") for name in self.segments)
-            sizes = [1 if name.endswith(":1") else count - fixed for name in self.segments]
-        else:
-            given = self.ints_attr(SEGMENT_SIZES)
-            if given is None:
-                raise ValueError(f"{SEGMENT_SIZES} is missing")
-            # A segment that upstream appended later is absent in older text.
-            missing = self.segments[len(given) :]
-            if len(given) > len(self.segments) or not all(name.endswith("?") for name in missing):
-                raise ValueError(f"{SEGMENT_SIZES} has {len(given)} entries, {self.name} has {len(self.segments)}")
-            sizes = [*given, *(0 for _ in missing)]
-        for name, size in zip(self.segments, sizes, strict=True):
-            if size < 0 or (name.endswith(":1") and size != 1) or (name.endswith("?") and size > 1):
-                raise ValueError(f"{size} operands given for {name.rstrip(':1?')}")
-        if sum(sizes) != count:
-            raise ValueError(f"its operand groups take {sum(sizes)} operands, but it has {count}")
-        return sizes
+        given = self.ints_attr(SEGMENT_SIZES) if self.sized else None
+        if self.sized and given is None:
+            raise ValueError(f"{SEGMENT_SIZES} is missing")
+        return list(_checked_sizes(self.name, self.segments, tuple(given or ()), len(self._operands), self.sized))
 
     def segment(self, name: str) -> Sequence[SSAValue]:
         """The operands of one segment."""
-        index = next(i for i, segment in enumerate(self.segments) if plain_name(segment) == name)
+        index = _positions(self.segments)[name]
         sizes = self.segment_sizes()
         start = sum(sizes[:index])
         return self._operands[start : start + sizes[index]]
@@ -157,16 +143,47 @@ def plain_name(segment: str) -> str:
     return segment.removesuffix(":1").removesuffix("?")
 
 
+@lru_cache(maxsize=256)
+def _positions(segments: tuple[str, ...]) -> dict[str, int]:
+    return {plain_name(segment): index for index, segment in enumerate(segments)}
+
+
+@lru_cache(maxsize=4096)
+def _checked_sizes(
+    op: str, segments: tuple[str, ...], given: tuple[int, ...], count: int, sized: bool
+) -> tuple[int, ...]:
+    """The sizes of all segments of an op with `count` operands, of which the text gives some where it is `sized`."""
+    if not sized:
+        fixed = sum(name.endswith(":1") for name in segments)
+        sizes = tuple(1 if name.endswith(":1") else count - fixed for name in segments)
+    else:
+        # A segment that upstream appended later is absent in older text.
+        missing = segments[len(given) :]
+        if len(given) > len(segments) or not all(name.endswith("?") for name in missing):
+            raise ValueError(f"{SEGMENT_SIZES} has {len(given)} entries, {op} has {len(segments)}")
+        sizes = (*given, *(0 for _ in missing))
+    for name, size in zip(segments, sizes, strict=True):
+        if size < 0 or (name.endswith(":1") and size != 1) or (name.endswith("?") and size > 1):
+            raise ValueError(f"{size} operands given for {name.rstrip(':1?')}")
+    if sum(sizes) != count:
+        raise ValueError(f"its operand groups take {sum(sizes)} operands, but it has {count}")
+    return sizes
+
+
 def integers(attribute: Attribute | None) -> list[int] | None:
     """The integers of `array<i32: …>`, `array<i64: …>` or `[1, 2]`; None for anything else."""
     if isinstance(attribute, DenseArrayBase):
-        values = cast("DenseArrayBase[Any]", attribute).get_values()
-        return [int(value) for value in values]
+        return list(_dense_integers(cast("DenseArrayBase[Any]", attribute)))
     if isinstance(attribute, ArrayAttr):
         entries = cast("ArrayAttr[Attribute]", attribute).data
         if all(isinstance(entry, IntegerAttr) for entry in entries):
             return [cast("IntegerAttr[Any]", entry).value.data for entry in entries]
     return None
+
+
+@lru_cache(maxsize=4096)
+def _dense_integers(attribute: DenseArrayBase[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in attribute.get_values())
 
 
 class Hierarchy(AirOp):

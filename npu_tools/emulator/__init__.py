@@ -10,7 +10,8 @@ lanes and their scheduler (`tasks`, `schedule`, `stall`), memory (`memory`, `win
 external kernels (`kernels`) and `numerics`.
 """
 
-from npu_tools.emulator.run import RunResult, run_program
+from npu_tools.emulator.bound import BoundInputs
+from npu_tools.emulator.run import RunResult, bind_inputs, run_program
 from npu_tools.emulator.trace import Event, Trace, Use
 
-__all__ = ["Event", "RunResult", "Trace", "Use", "run_program"]
+__all__ = ["BoundInputs", "Event", "RunResult", "Trace", "Use", "bind_inputs", "run_program"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import ml_dtypes
@@ -19,6 +20,14 @@ from npu_tools.errors import UnusableInput
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
 """Arrays by `arg0`, `arg1`, … or in order; None or a missing entry leaves a memref unwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An argument checked and converted before the run: `values` as the emulator holds them, never to be written."""
+
+    given: Array
+    values: Array
 
 
 def by_position(inputs: Inputs, count: int) -> list[Any]:
@@ -70,7 +79,12 @@ def memref_argument(
     shape = static_shape(kind)
     buffer = Buffer(f"%{name}", kind.element_type, shape, memory_space(kind), pool)
     ref = MemRef(buffer, shape, row_major(shape))
-    if value is not None:
+    if isinstance(value, Held):
+        if written:
+            ref.write(value.values.reshape(1, 1, *shape))
+        else:
+            buffer.adopt(value.values, constant=True)
+    elif value is not None:
         given = np.asarray(value)
         fitted = fitting(name, kind, shape, given, numerics)
         own = not np.may_share_memory(fitted, given)

@@ -20,7 +20,8 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation
 
 from npu_tools.air import Program
-from npu_tools.emulator.arguments import Inputs, by_position, memref_argument, result_array, scalar_argument
+from npu_tools.emulator.arguments import Held, Inputs, by_position, memref_argument, result_array, scalar_argument
+from npu_tools.emulator.bound import BoundInputs, held
 from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.machine import Grouping, Machine
 from npu_tools.emulator.memory import MemRef
@@ -55,7 +56,7 @@ class RunResult:
 
 def run_program(
     program: Program,
-    inputs: Inputs = None,
+    inputs: Inputs | BoundInputs = None,
     *,
     function: str | None = None,
     numerics: Numerics | Literal["faithful", "f32"] = "faithful",
@@ -69,7 +70,8 @@ def run_program(
 ) -> RunResult:
     """Run a function and return its arguments as they are afterwards, with everything that went wrong.
 
-    `inputs` are arrays by `arg0`, `arg1`, … or in order; memrefs without one start unwritten. `progress` is told how
+    `inputs` are arrays by `arg0`, `arg1`, … or in order, or what `bind_inputs` made of them; memrefs without one start
+    unwritten. `progress` is told how
     many instructions were executed, now and then; `cancelled` is asked as often.
 
     Raises:
@@ -82,6 +84,8 @@ def run_program(
     recorder = Recorder() if trace else None
     machine = Machine(program, rounding, grouping, limits, max_bytes, recorder)
     entry = choose_function(program, function)
+    if isinstance(inputs, BoundInputs):
+        inputs = inputs.for_run(entry, rounding.mode)
     name = entry.sym_name.data
     outputs: dict[str, Array] = {}
     try:
@@ -108,6 +112,22 @@ def run_program(
         grouping=grouping,
         trace=recorder.trace if recorder is not None else None,
     )
+
+
+def bind_inputs(
+    program: Program,
+    inputs: Inputs,
+    *,
+    function: str | None = None,
+    numerics: Numerics | Literal["faithful", "f32"] = "faithful",
+) -> BoundInputs:
+    """Check and convert inputs once, for any number of runs of one function.
+
+    Raises:
+        UnusableInput: inputs of the wrong shape or type, or no such function.
+        Fault: an argument has a type the emulator cannot hold.
+    """
+    return held(choose_function(program, function), inputs, numerics)
 
 
 def choose_function(program: Program, name: str | None) -> func.FuncOp:
@@ -161,7 +181,8 @@ def results(entry: func.FuncOp, inputs: Inputs, arguments: dict[str, Any], round
     for position, (name, value) in enumerate(arguments.items()):
         if isinstance(value, MemRef):
             unchanged = value.buffer.constant and given[position] is not None
-            found[name] = np.asarray(given[position]) if unchanged else result_array(value, rounding)
+            array = given[position].given if isinstance(given[position], Held) else given[position]
+            found[name] = np.asarray(array) if unchanged else result_array(value, rounding)
     return found
 
 
