@@ -74,7 +74,12 @@ def _across_rows(blocks: F32, out: F32, how: Rounding) -> None:
     step = max(1, _PIECE // (BLOCK * blocks.shape[2]))
     for start in range(0, blocks.shape[0], step):
         piece, target = blocks[start : start + step], out[start : start + step]
-        _round_blocks(piece, target, np.abs(piece).max(axis=1, keepdims=True), how)
+        largest = np.abs(piece)
+        half = BLOCK
+        while half > 1:
+            half //= 2
+            largest = np.maximum(largest[:, :half], largest[:, half:])
+        _round_blocks(piece, target, largest, how)
 
 
 def _round_blocks(piece: F32, target: F32, largest: NDArray[np.float32], how: Rounding) -> None:
@@ -82,7 +87,7 @@ def _round_blocks(piece: F32, target: F32, largest: NDArray[np.float32], how: Ro
     if how == "conv_even" and not (scale > _LARGE).any():
         magic = scale * _MAGIC
         np.add(piece, magic, out=target)
-        target -= magic
+        np.subtract(target, magic, out=target)
         np.minimum(target, scale * _TOP, out=target)
         return
     # float64 holds every quotient and product here.

@@ -57,8 +57,11 @@ def round_bf16(values: Any, how: Rounding = "conv_even", *, out: F32 | None = No
 
 
 def _round_words(words: NDArray[np.uint32], out: NDArray[np.uint32], how: Rounding) -> None:
-    nan = np.isnan(words.view(np.float32))
-    kept_nan = (words[nan] & _SIGN) | _QUIET_NAN if nan.any() else None
+    nan: NDArray[np.bool_] | None = None
+    kept_nan: NDArray[np.uint32] | None = None
+    if words.size and np.isnan(np.maximum.reduce(words.view(np.float32))):
+        nan = np.isnan(words.view(np.float32))
+        kept_nan = (words[nan] & _SIGN) | _QUIET_NAN
     if how == "conv_even":
         bias = words >> _SIXTEEN
         bias &= _ONE
@@ -72,7 +75,7 @@ def _round_words(words: NDArray[np.uint32], out: NDArray[np.uint32], how: Roundi
     elif out is not words:
         np.copyto(out, words)
     out &= _HIGH
-    if kept_nan is not None:
+    if nan is not None and kept_nan is not None:
         out[nan] = kept_nan
 
 

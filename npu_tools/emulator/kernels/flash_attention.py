@@ -156,19 +156,20 @@ class Kernels:
     scale: float
 
     def exp(self, numerics: Numerics, difference: Array) -> Array:
-        """exp of bf16 differences, with the score scale inside for npu2."""
+        """exp of bf16 differences, which it may overwrite, with the score scale inside for npu2."""
         narrow = numerics.rounder("bf16", kind="flash_attention.exp", rounding=self.build.rounding)
         if self.build.tables:
             exact = numerics.mode == "f32"
             return narrow(np.exp(difference, dtype=np.float32) if exact else table_exp(difference))
         factor = np.float32(numerics.round_to(np.float32(_LOG2_E * self.scale), "bf16", rounding="conv_even"))
-        return narrow(fast_exp2(numerics, difference * factor))
+        difference *= factor
+        return narrow(fast_exp2(numerics, difference))
 
     def difference(self, numerics: Numerics, upper: Array, lower: Array) -> Array:
         """upper - lower as bf16, kept finite in the builds that clamp."""
         with np.errstate(over="ignore", invalid="ignore"):
             result = numerics.rounder("bf16", kind="flash_attention.sub", rounding=self.build.rounding)(upper - lower)
-        return np.maximum(result, LOWEST) if self.build.name == "npu2" else result
+        return np.maximum(result, LOWEST, out=result) if self.build.name == "npu2" else result
 
     def narrow(self, numerics: Numerics, values: Array) -> Array:
         """A fresh float32 array rounded to bf16 as this build rounds."""
@@ -196,7 +197,9 @@ def vector_view(build: Build, vector: Array) -> Array:
 def row_max(build: Build, scores: Array, rows: int) -> Array:
     """The largest score of each row as [gx, gy, rows], never below the build's starting value."""
     start = np.float32(-np.inf) if build.row_major else LOWEST
-    return np.maximum(rows_view(build, scores, rows).max(axis=2).max(axis=-1), start)
+    across = rows_view(build, scores, rows).max(axis=2)
+    # Few columns are left for each row: numpy is quick where they are the outermost axis.
+    return np.maximum(np.ascontiguousarray(np.moveaxis(across, -1, 0)).max(axis=0), start)
 
 
 def row_sum(numerics: Numerics, kernels: Kernels, weights: Array, rows: int) -> Array:
@@ -235,13 +238,19 @@ def scores_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         sizes = (flat(queries).shape[-1], flat(keys).shape[-1], flat(scores).shape[-1])
         m, k, n = tile_dims("matmul_a_b_bf16", *sizes)
         height = build.height
-        left = matrix_from_blocks(blocks_from_flat(queries, m, k, (height, 8), "columns"), "columns")
-        if build.row_major:
-            right = matrix_from_blocks(blocks_from_flat(keys, k, n, (8, height), "columns"), "columns")
+        if build.matrix_unit:
+            # Keys that come transposed lie in blocks of 8 x 8 whose rows are the depth.
+            axes = (0, 1, 4, 3, 2, 5) if build.row_major else (0, 1, 5, 2, 3, 4)
+            product = _unit_product(numerics, bfp16, _by_depth(queries, k, m), _by_depth(keys, k, n, axes))
         else:
-            transposed = matrix_from_blocks(blocks_from_flat(keys, n, k, (height, 8), "columns"), "columns")
-            right = np.ascontiguousarray(transposed.swapaxes(2, 3))
-        _add_product(numerics, build, bfp16, left, right, scores, m, n)
+            left = matrix_from_blocks(blocks_from_flat(queries, m, k, (height, 8), "columns"), "columns")
+            if build.row_major:
+                right = matrix_from_blocks(blocks_from_flat(keys, k, n, (8, height), "columns"), "columns")
+            else:
+                transposed = matrix_from_blocks(blocks_from_flat(keys, n, k, (height, 8), "columns"), "columns")
+                right = np.ascontiguousarray(transposed.swapaxes(2, 3))
+            product = _vector_product(left, right)
+        _add_product(numerics, build, product, scores)
 
     return run
 
@@ -253,23 +262,54 @@ def output_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         sizes = (flat(weights).shape[-1], flat(values).shape[-1], flat(output).shape[-1])
         m, k, n = tile_dims("matmul_g_b_bf16", *sizes)
         height = build.height
-        width = 8 if build.row_major else height
-        left = matrix_from_blocks(blocks_from_flat(weights, m, k, (height, width), "columns"), "columns")
-        right = matrix_from_blocks(blocks_from_flat(values, k, n, (8, height), "columns"), "columns")
-        _add_product(numerics, build, bfp16, left, right, output, m, n)
+        if build.matrix_unit:
+            right = _by_depth(values, k, n, (0, 1, 4, 3, 2, 5))
+            product = _unit_product(numerics, bfp16, _by_depth(weights, k, m), right)
+        else:
+            width = 8 if build.row_major else height
+            left = matrix_from_blocks(blocks_from_flat(weights, m, k, (height, width), "columns"), "columns")
+            product = _vector_product(
+                left, matrix_from_blocks(blocks_from_flat(values, k, n, (8, height), "columns"), "columns")
+            )
+        _add_product(numerics, build, product, output)
 
     return run
 
 
-def _add_product(
-    numerics: Numerics, build: Build, bfp16: bool, left: Array, right: Array, target: Array, m: int, n: int
-) -> None:
-    if build.matrix_unit and bfp16:
-        product = numerics.matmul(np.ascontiguousarray(left), np.ascontiguousarray(right), kind="flash_attention.bfp16")
-    else:
-        product = np.matmul(np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32))
+_BY_ROWS = (0, 1, 5, 2, 3, 4)
+
+
+def _by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_ROWS) -> Array:
+    """An operand in 8 x 8 blocks as `[gx, gy, 8, depth/8, across]`: place in the block, block along the depth, the rest.
+
+    A BFP16 block then runs along the third axis, and numpy works on long rows. `axes` order the tile's axes so: by
+    default it is `[gx, gy, depth/8, across/8, 8, 8]` with the depth innermost.
+    """
+    deep, wide = depth // 8, across // 8
+    blocks = shaped(tile, *((deep, wide) if axes == _BY_ROWS else (wide, deep)), 8, 8)
+    return np.ascontiguousarray(blocks.transpose(axes), np.float32).reshape(*blocks.shape[:2], 8, deep, across)
+
+
+def _unit_product(numerics: Numerics, bfp16: bool, left: Array, right: Array) -> Array:
+    """`[gx, gy, M, N]` of two operands from `_by_depth`, which agree on the order along the depth."""
+    if bfp16:
+        left = numerics.quantise(left, 2, kind="flash_attention.bfp16")
+        right = numerics.quantise(right, 2, kind="flash_attention.bfp16")
+    a, b = (side.reshape(*side.shape[:2], -1, side.shape[-1]) for side in (left, right))
+    return np.matmul(a.swapaxes(2, 3), b)
+
+
+def _vector_product(left: Array, right: Array) -> Array:
+    return np.matmul(np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32))
+
+
+def _add_product(numerics: Numerics, build: Build, product: Array, target: Array) -> None:
+    m, n = product.shape[2:]
     h = build.height
-    spread = product.reshape(*product.shape[:2], m, n // h, h).swapaxes(2, 3)
+    spread = np.empty((*product.shape[:2], n // h, m, h), np.float32)
+    # A block's row moves as one item: numpy copies runs of eight elements slowly.
+    row = np.dtype((np.void, h * spread.itemsize))
+    spread.view(row)[..., 0] = product.view(row).swapaxes(2, 3)
     narrow = numerics.rounder("bf16", kind="flash_attention.product", rounding=build.rounding)
     total = narrow(shaped(target, n // h, m, h) + spread)
     write_flat(target, total.reshape(*total.shape[:2], -1))
