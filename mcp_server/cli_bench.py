@@ -272,7 +272,9 @@ def speed(
     """Full programs on the emulator beside torch's f32 on one thread: GEMM, GEMV, FlashAttention.
 
     Target: 2048^3 bf16 GEMM at most 3.5 times torch, GEMV 8192x2048 at most 5, attention 2048x2048 with 32 heads at
-    most 8. Both sides run in child processes with one BLAS thread and take turns.
+    most 8. Both sides run in child processes with one BLAS thread and take turns, on arguments that are there: torch's
+    tensors, and inputs bound to the program beforehand. The seconds are of lowering, run and outputs; what binding took
+    stands beside them.
     """
     from npu_tools.bench.speed import NoPeer, measure_speed
 
@@ -284,10 +286,11 @@ def speed(
         (f"{row.name} {row.shape}", f"{row.ratio:.2f}x torch", f"<= {row.target:g}x", row.ok) for row in measured.rows
     ]
     if not emit(measured.as_dict() | {"targets": _as_dicts(targets)}, as_json):
-        table = _table("program", "shape", "emulator s", "torch s", "ratio", "rounds")
+        table = _table("program", "shape", "emulator s", "torch s", "ratio", "binding s", "rounds")
         for row in measured.rows:
-            rounds = " ".join(f"{ours:.2f}/{theirs:.3f}" for ours, theirs in row.rounds)
-            table.add_row(row.name, row.shape, f"{row.emulator_s:.3f}", f"{row.peer_s:.4f}", f"{row.ratio:.2f}", rounds)
+            rounds = " ".join(f"{ours:.3f}/{theirs:.4f}" for ours, theirs in row.rounds)
+            seconds = (f"{row.emulator_s:.4f}", f"{row.peer_s:.4f}", f"{row.ratio:.2f}", f"{row.binding_s:.3f}")
+            table.add_row(row.name, row.shape, *seconds, rounds)
         console.print(table)
         console.print(json.dumps(measured.conditions), style="dim", markup=False)
         if not small:

@@ -4,8 +4,13 @@
 >>> [(row.name, row.ratio) for row in measured.rows]
 
 Both sides live in child processes with one BLAS thread and take turns, so that a busy machine slows both; the best of
-each counts. The emulator's time is that of `run_program` with faithful numerics: lowering and the run, without reading
-the text. torch's is one call on tensors that are there.
+each counts, and either side repeats a call of under 0.2 s within its turn.
+
+What is timed is one call on arguments that are there. For torch these are f32 tensors. For the emulator they are inputs
+bound beforehand (`bind_inputs`: bf16 widened to the float32 that holds it), as buffers stay on a device between calls
+of a kernel; in the timed region are all of `run_program` on them, with faithful numerics: lowering, the run, and the
+outputs as new arrays. Not in it: reading the text, and the binding, which is reported by itself as `binding_s`; add it
+for a first call on arrays of the caller.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -26,6 +32,12 @@ from npu_tools.bench.workers import ONE_THREAD
 
 _ENOUGH_S = 600.0
 """A call that takes longer ends the bench."""
+_TURN_S = 0.2
+"""A call that takes less is repeated within its turn, and its best counts, as timers and caches want."""
+
+
+TIMED = "lowering, run and outputs, on inputs bound beforehand; torch on tensors that are there"
+"""What the seconds of both sides are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +61,17 @@ CONTESTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
-    """One contest's outcome; rounds are (emulator, peer) seconds in the order measured."""
+    """One contest's outcome; rounds are (emulator, peer) seconds in the order measured.
+
+    `binding_s` is what binding the inputs took, which no round contains.
+    """
 
     name: str
     shape: str
     target: float
     peer: str
     rounds: tuple[tuple[float, float], ...]
+    binding_s: float = 0.0
 
     @property
     def emulator_s(self) -> float:
@@ -117,7 +133,7 @@ def measure_speed(
             rows: list[SpeedRow] = []
             for place, contest in enumerate(chosen):
                 shape = contest.small if small else contest.shape
-                ours.ask({"prepare": contest.name, "shape": shape})
+                binding = float(ours.ask({"prepare": contest.name, "shape": shape})["binding_s"])
                 peer.ask({"prepare": contest.name, "shape": shape})
                 rounds: list[tuple[float, float]] = []
                 for turn in range(repeats):
@@ -127,7 +143,7 @@ def measure_speed(
                     if progress is not None:
                         progress(place * repeats + turn + 1, len(chosen) * repeats)
                 told = "x".join(str(size) for size in shape)
-                rows.append(SpeedRow(contest.name, told, contest.target, contest.peer, tuple(rounds)))
+                rows.append(SpeedRow(contest.name, told, contest.target, contest.peer, tuple(rounds), binding))
     except _SideFailed as failed:
         if failed.kind == "torch":
             return NoPeer(
@@ -148,6 +164,7 @@ def _conditions(peer: dict[str, Any], ours: dict[str, Any], repeats: int) -> dic
         "load_before": load,
         "blas_threads": 1,
         "best_of": repeats,
+        "timed": TIMED,
     }
 
 
@@ -248,7 +265,7 @@ for line in sys.stdin:
         answer = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     print(json.dumps(answer), flush=True)
 """
-"""The peer's side: a call of under 0.2 s is repeated and its best taken, as timers and caches want."""
+"""The peer's side, with turns of `_TURN_S` as the emulator's."""
 
 _OURS = "from npu_tools.bench.speed import serve; serve()"
 
@@ -260,14 +277,14 @@ def serve() -> None:
     from npu_tools.air import Program, parse_program
     from npu_tools.bench.attention_text import attention
     from npu_tools.bench.programs_text import gemm, gemv
-    from npu_tools.emulator.run import run_program
+    from npu_tools.emulator import BoundInputs, bind_inputs, run_program
 
     def heads_of_64(queries: int, keys: int, heads: int) -> str:
         return attention(queries, keys, heads=heads)
 
     printers: dict[str, Callable[..., str]] = {"gemm": gemm, "gemv": gemv, "attention": heads_of_64}
     program: Program | None = None
-    inputs: dict[str, Array] = {}
+    bound: BoundInputs | None = None
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         answer: dict[str, Any]
@@ -277,14 +294,20 @@ def serve() -> None:
             entry = program.functions()[0]
             case = Case.of(program, entry, name)
             inputs = {f"arg{i}": _normal(case, i) for i in range(len(case.arguments) - 1)}
-            answer = {}
+            began = time.perf_counter()
+            bound = bind_inputs(program, inputs)
+            answer = {"binding_s": time.perf_counter() - began}
         elif "run" in request:
             assert program is not None
-            result = run_program(program, inputs)
-            answer = {"seconds": result.wall_s}
-            if not result.ok:
-                told = next((one.message for one in result.findings if one.severity == "error"), "no result")
-                answer = {"error": f"{program.name} failed on the emulator: {told}"}
+            best, spent = float("inf"), 0.0
+            answer = {}
+            while spent < _TURN_S and not answer:
+                result = run_program(program, bound)
+                best, spent = min(best, result.wall_s), spent + result.wall_s
+                if not result.ok:
+                    told = next((one.message for one in result.findings if one.severity == "error"), "no result")
+                    answer = {"error": f"{program.name} failed on the emulator: {told}"}
+            answer = answer or {"seconds": best}
         else:
             answer = {"python": platform.python_version(), "numpy": np.__version__}
         sys.stdout.write(json.dumps(answer) + "\n")
