@@ -97,30 +97,37 @@ class Channel:
     kind: str
     broadcast: tuple[int, ...] | None
     depth: int
-    streams: dict[Where, Stream] = field(default_factory=dict[Where, Stream])
+    local: bool = False
+    """Whether every instance of an unrolled segment has a channel of its own: only that segment uses it."""
+    streams: dict[tuple[Where, Where], Stream] = field(default_factory=dict["tuple[Where, Where]", Stream])
+    """By segment instance, () where the channel is not local, and receiving index."""
     mixed: bool = False
     """Whether puts and gets name different element types: elements then travel as the device's bytes."""
-    _targets: dict[Where, list[Stream]] = field(default_factory=dict[Where, "list[Stream]"])
+    _targets: dict[tuple[Where, Where], list[Stream]] = field(
+        default_factory=dict["tuple[Where, Where]", "list[Stream]"]
+    )
 
-    def stream(self, index: Where) -> Stream:
-        """The stream a receiver at this index takes from."""
+    def stream(self, index: Where, instance: Where = ()) -> Stream:
+        """The stream a receiver at this index, in this segment instance, takes from."""
         extents = self.broadcast or self.size
-        where = self._inside(index, extents)
-        found = self.streams.get(where)
+        key = (instance if self.local else (), self._inside(index, extents))
+        found = self.streams.get(key)
         if found is None:
-            found = self.streams[where] = Stream(self.name, where, self.depth)
+            found = self.streams[key] = Stream(self.name, key[1], self.depth)
         return found
 
-    def targets(self, index: Where) -> list[Stream]:
-        """The streams a sender at this index fills."""
-        found = self._targets.get(index)
+    def targets(self, index: Where, instance: Where = ()) -> list[Stream]:
+        """The streams a sender at this index, in this segment instance, fills."""
+        key = (instance if self.local else (), index)
+        found = self._targets.get(key)
         if found is None:
             where = self._inside(index, self.size)
             if self.broadcast is None:
-                found = [self.stream(where)]
+                found = [self.stream(where, instance)]
             else:
-                found = [self.stream(receiver) for receiver in product(*self._spread(where, self.broadcast))]
-            self._targets[index] = found
+                spread = product(*self._spread(where, self.broadcast))
+                found = [self.stream(receiver, instance) for receiver in spread]
+            self._targets[key] = found
         return found
 
     def _spread(self, where: Where, broadcast: tuple[int, ...]) -> list[range]:

@@ -233,7 +233,7 @@ def row_task(task: Task, code: Code, pending: Pending, extents: list[int], given
     for slot, value in zip(code.arguments, [*ids, *extents, *given], strict=True):
         regs[slot] = value
     lanes = Lanes(0, task.gx, 0, count)
-    return Task(code, regs, task.gx, count, pending, task.depth + 1, at=lanes, clock=task.clock)
+    return Task(code, regs, task.gx, count, pending, task.depth + 1, task.segment, at=lanes, clock=task.clock)
 
 
 def herd_task(
@@ -247,7 +247,7 @@ def herd_task(
         ids.append(start if count == 1 else numbers.reshape((count, 1) if axis == 0 else (1, count)))
     for slot, value in zip(code.arguments, [*ids, *extents, *given], strict=True):
         regs[slot] = value
-    return Task(code, regs, tiles.nx, tiles.ny, pending, task.depth + 1, at=tiles, clock=task.clock)
+    return Task(code, regs, tiles.nx, tiles.ny, pending, task.depth + 1, task.segment, at=tiles, clock=task.clock)
 
 
 def start_segment(
@@ -259,7 +259,9 @@ def start_segment(
     if not points:
         machine.scheduler.finish(pending)
     for point in points:
-        machine.scheduler.start(plain_task(task, code, pending, [*point, *extents, *values], lanes=task.gx))
+        started = plain_task(task, code, pending, [*point, *extents, *values], lanes=task.gx)
+        started.segment = point
+        machine.scheduler.start(started)
 
 
 def start_launch(
@@ -312,7 +314,9 @@ def plain_task(
     for slot, value in zip(code.arguments, arguments, strict=True):
         regs[slot] = value
     at = Lanes(0, lanes, 0, 1)
-    return Task(code, regs, lanes, 1, pending, task.depth + 1, soft=True, at=at, clock=max(task.clock, clock))
+    return Task(
+        code, regs, lanes, 1, pending, task.depth + 1, task.segment, soft=True, at=at, clock=max(task.clock, clock)
+    )
 
 
 _HARMLESS = ("memref.alloc", "affine.apply", "arith.", "memref.subview", "memref.cast", "index.", "memref.get_global")

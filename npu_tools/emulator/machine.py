@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
-from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp
+from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp, SegmentOp
 from npu_tools.emulator import abreast, control, hierarchy, memops, turns
 from npu_tools.emulator.calls import Externals
 from npu_tools.emulator.channels import Channel
@@ -80,11 +80,14 @@ class Machine:
         self._codes: dict[Operation, Code] = {}
         self._seen: set[tuple[str, int, int]] = set()
         carried: dict[str, Attribute] = {}
+        homes: dict[str, set[Operation | None]] = {}
+        mixed: set[str] = set()
         for op in program.module.walk():
             if isinstance(op, ChannelPutOp | ChannelGetOp):
+                homes.setdefault(op.chan_name, set()).add(unrolled_segment(op))
                 element = memops.memref_type(op.memref).element_type
-                if carried.setdefault(op.chan_name, element) != element and op.chan_name in self.channels:
-                    self.channels[op.chan_name].mixed = True
+                if carried.setdefault(op.chan_name, element) != element:
+                    mixed.add(op.chan_name)
             if isinstance(op, memref.GlobalOp):
                 self.globals[op.sym_name.data] = op
             elif isinstance(op, ChannelOp):
@@ -95,6 +98,10 @@ class Machine:
                     tuple(op.broadcast_shape) if op.broadcast_shape else None,
                     CHANNEL_DEPTH,
                 )
+        for name, places in homes.items():
+            if name in self.channels:
+                self.channels[name].local = len(places) == 1 and None not in places
+                self.channels[name].mixed = name in mixed
 
     def place(self, op: Operation) -> Place | None:
         """Where an op stands in the text."""
@@ -256,6 +263,14 @@ class Machine:
             op,
             "warning",
         )
+
+
+def unrolled_segment(op: Operation) -> Operation | None:
+    """The unrolled segment an op stands in."""
+    current = op.parent_op()
+    while current is not None and not isinstance(current, SegmentOp):
+        current = current.parent_op()
+    return current if isinstance(current, SegmentOp) and current.sizes else None
 
 
 def may_be_discarded(op: Operation) -> bool:

@@ -418,6 +418,8 @@ class MemRef:
     def _separate(self, vx: int, vy: int) -> None:
         """Give the buffer's lanes storage of their own where this window is going to make them differ."""
         buffer = self.buffer
+        if buffer.alias is not None:
+            buffer.own()
         lanes_x, lanes_y = buffer.lanes
         want_x = lanes_x if lanes_x > 1 and (vx > 1 or self.dx or self.gx != lanes_x) else 1
         want_y = lanes_y if lanes_y > 1 and (vy > 1 or self.dy or self.gy != lanes_y) else 1

@@ -10,7 +10,7 @@ import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp
-from npu_tools.emulator.channels import Channel, Chunk, Stream, index_key, lane_indices
+from npu_tools.emulator.channels import Channel, Chunk, Stream, Where, index_key, lane_indices
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.elements import bits_of, from_device_bytes, memory_space, to_device_bytes
 from npu_tools.emulator.memops import memref_type
@@ -119,7 +119,7 @@ def is_relayed(op: ChannelPutOp | ChannelGetOp, builder: Builder) -> bool:
 
 
 def compile_indices(
-    op: ChannelPutOp | ChannelGetOp, builder: Builder, resolve: Callable[[tuple[int, ...]], Found]
+    op: ChannelPutOp | ChannelGetOp, builder: Builder, resolve: Callable[[Where, Where], Found]
 ) -> Callable[[Any], list[Found]]:
     """What `resolve` makes of the channel index of each lane; one entry where all lanes share it."""
     slots = [builder.slot(index) for index in op.indices]
@@ -128,10 +128,12 @@ def compile_indices(
     def find(frame: Any) -> list[Found]:
         regs = frame.regs
         values = [regs[slot] for slot in slots]
-        key = index_key(values, frame.gx, frame.gy)
+        instance = frame.segment
+        key = (instance, index_key(values, frame.gx, frame.gy))
         found = known.get(key)
         if found is None:
-            found = known[key] = [resolve(index) for index in lane_indices(values, frame.gx, frame.gy)]
+            indices = lane_indices(values, frame.gx, frame.gy)
+            found = known[key] = [resolve(index, instance) for index in indices]
         return found
 
     return find

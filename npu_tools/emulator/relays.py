@@ -60,7 +60,9 @@ class Relays:
             chain = self.chains[id(buffer)] = _Chain(buffer)
             task.instance.on_done.append(self._forget(id(buffer)))
         if len(chain.steps) < KEPT:
-            frame = Task(task.code, list(task.regs), 1, 1, task.instance, task.depth, soft=True, beside=True)
+            frame = Task(
+                task.code, list(task.regs), 1, 1, task.instance, task.depth, task.segment, soft=True, beside=True
+            )
             chain.steps.append(_Step(instruction, frame, op, source))
 
     def _forget(self, key: int) -> Callable[[], None]:

@@ -218,12 +218,12 @@ def execute(machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str
 def _left_over(machine: Machine) -> None:
     """Elements that nobody took."""
     for channel in machine.channels.values():
-        for where, stream in channel.streams.items():
+        for stream in channel.streams.values():
             if stream.available:
                 machine.blame(
                     Fault(
                         "left-over",
-                        f"{stream.available} elements are left in channel @{channel.name}{list(where)} at the end: "
+                        f"{stream.available} elements are left in channel @{channel.name}{list(stream.index)} at the end: "
                         f"{stream.puts} puts of {stream.put_elements} elements met {stream.gets} gets of "
                         f"{stream.get_elements}. On the device the sender would wait for ever",
                         "make puts and gets move the same number of elements",

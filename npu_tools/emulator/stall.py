@@ -151,9 +151,9 @@ def _elsewhere(machine: Machine, tasks: list[Task]) -> str:
     """Elements that lie untaken in the channels that are waited for."""
     names = {stream.channel for task in tasks if task.wait is not None for stream in task.wait.streams}
     found = [
-        f"@{name}{list(where)} holds {stream.available} elements nobody takes"
+        f"@{name}{list(stream.index)} holds {stream.available} elements nobody takes"
         for name in sorted(names)
-        for where, stream in machine.channels[name].streams.items()
+        for stream in machine.channels[name].streams.values()
         if stream.available
     ]
     return ". " + "; ".join(found[:SHOWN]) if found else ""

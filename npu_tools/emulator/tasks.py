@@ -91,6 +91,8 @@ class Task:
     gy: int
     instance: Pending
     depth: int = 0
+    segment: tuple[int, ...] = ()
+    """Which instance of an unrolled segment it belongs to."""
     soft: bool = False
     at: Lanes = field(default_factory=lambda: Lanes(0, 1, 0, 1))
     """Where the lanes lie in the herd."""
@@ -133,6 +135,7 @@ def part(task: Task, lanes: Lanes, region: int) -> Task:
         lanes.ny,
         task.instance,
         task.depth,
+        task.segment,
         soft=task.soft,
         at=Lanes(task.at.x0 + lanes.x0, lanes.nx, task.at.y0 + lanes.y0, lanes.ny),
         within=lanes,
@@ -221,6 +224,7 @@ def detached(task: Task, start: int, stop: int, what: str, op: Operation | None)
         task.gy,
         pending,
         task.depth + 1,
+        task.segment,
         soft=True,
         at=task.at,
         pc=start,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -76,6 +77,11 @@ def test_neighbours_take_turns_on_a_buffer_they_share() -> None:
     assert (both("turns", a).outputs["arg1"] == a).all()
 
 
+def test_each_instance_of_an_unrolled_segment_has_its_inner_channels_for_itself() -> None:
+    a = np.arange(32, dtype=np.int32)
+    assert (both("unroll", a).outputs["arg1"] == a).all()
+
+
 def test_inputs_stay_as_they_are_and_may_be_named() -> None:
     a = np.arange(512, dtype=np.int32).reshape(16, 32)
     b = np.zeros((16, 32), np.int32)
@@ -135,3 +141,33 @@ def test_an_l2_relay_goes_round_as_often_as_data_comes(relayed: int) -> None:
     codes = {finding.code for finding in result.findings}
     assert ("relay-repeats" in codes) == (relayed > 1)
     assert ("left-over" in codes) == (relayed == 1)
+
+
+STORED_AFTER = """
+func.func @f(%a: memref<8xi32>, %b: memref<8xi32>) {
+  air.launch () in () args(%la=%a, %lb=%b) : memref<8xi32>, memref<8xi32> {
+    air.segment @s args(%sa=%la, %sb=%lb) : memref<8xi32>, memref<8xi32> {
+      %c1 = arith.constant 1 : index
+      air.herd @h tile (%x, %y) in (%nx=%c1, %ny=%c1) args(%ha=%sa, %hb=%sb) : memref<8xi32>, memref<8xi32> {
+        %c0 = arith.constant 0 : index
+        %seven = arith.constant 7 : i32
+        %buf = memref.alloc() : memref<8xi32, 2>
+        air.dma_memcpy_nd (%buf[] [] [], %ha[] [] []) : (memref<8xi32, 2>, memref<8xi32>)
+        memref.store %seven, %buf[%c0] : memref<8xi32, 2>
+        air.dma_memcpy_nd (%hb[] [] [], %buf[] [] []) : (memref<8xi32>, memref<8xi32, 2>)
+      }
+    }
+  }
+  return
+}
+"""
+
+
+@pytest.mark.parametrize("grouping", ["lifted", "per-tile"])
+def test_one_element_of_a_whole_copy_is_stored_and_its_source_stays(grouping: Literal["lifted", "per-tile"]) -> None:
+    """A whole copy is a view of its source until either is written."""
+    given = np.arange(8, dtype=np.int32)
+    result = run_program(parse_program(STORED_AFTER, "s.mlir"), [given], grouping=grouping)
+    assert result.ok, result.findings
+    assert result.outputs["arg1"].tolist() == [7, *range(1, 8)]
+    assert result.outputs["arg0"].tolist() == list(range(8))
