@@ -30,6 +30,7 @@ from npu_tools.emulator.schedule import Limits, Scheduler
 from npu_tools.emulator.tasks import Task
 from npu_tools.emulator.trace import Recorder
 from npu_tools.emulator.types import Fault, Instruction, Lower
+from npu_tools.emulator.views import copied_bytes
 from npu_tools.emulator.writers import Writers
 from npu_tools.findings import Finding, Severity
 
@@ -138,7 +139,11 @@ class Machine:
         """How many iterations of a launch may run side by side, and along which of its dimensions."""
         if self.grouping != "lifted" or self.trace is not None:
             return 1, 0
-        return abreast.width(op, self.functions, self.effects)
+        most, axis = abreast.width(op, self.functions, self.effects)
+        if most > 1:
+            fit = abreast.L2_BYTES // max(1, copied_bytes(op, self.effects))
+            most = max(most, min(abreast.WIDEST, fit))
+        return most, axis
 
     def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides in elements of the buffer a value is given."""
