@@ -15,6 +15,10 @@ SHOWN = 8
 _TEXT_CHARS = 600
 _ASKED = 3
 """Error findings whose text is looked up in the memory."""
+_SURE, _FAIRLY_SURE = 0.4, 0.6
+"""Confidence a lesson needs beside a finding: with the real tools' text, and with our own words only."""
+_OURS = ("syntax", "count-mismatch", "loop-step-zero")
+"""Findings about the text itself, which no recorded failure is about."""
 
 
 class FindingReply(BaseModel):
@@ -128,13 +132,14 @@ def lessons_for(found: list[dict[str, Any]], memory: Memory, device: str | None)
     asked: set[str] = set()
     for finding in found:
         text = finding.get("diagnostic") or finding.get("message") or ""
-        if finding.get("severity") != "error" or not text or finding["code"] in asked:
+        if finding.get("severity") != "error" or not text or finding["code"] in asked or finding["code"] in _OURS:
             continue
         if len(asked) == _ASKED:
             break
         asked.add(finding["code"])
         answer = memory.explain(text, Filters(device), 1)
-        if not answer.no_match and answer.hits:
+        needed = _SURE if finding.get("diagnostic") else _FAIRLY_SURE
+        if not answer.no_match and answer.hits and answer.hits[0].confidence >= needed:
             hit = answer.hits[0]
             told.setdefault(
                 hit.record.id,

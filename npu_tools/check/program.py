@@ -24,6 +24,7 @@ from npu_tools.check import (
     pins,
     placement,
     shim,
+    statics,
     traps,
     windows,
 )
@@ -34,6 +35,7 @@ from npu_tools.errors import ProgramSyntaxError
 from npu_tools.findings import Finding
 
 RULES: tuple[Rule, ...] = (
+    statics.find,
     memory_space.find,
     channels.find,
     linking.find,
