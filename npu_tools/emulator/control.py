@@ -6,6 +6,7 @@ Lanes that a condition or a loop bound sends different ways part there and meet 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_not
 from typing import Any, cast
 
 import numpy as np
@@ -14,14 +15,18 @@ from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
+from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp
 from npu_tools.emulator.affine import compile_map, compile_set
 from npu_tools.emulator.code import ARRIVED, Builder, Structured
 from npu_tools.emulator.lanes import Lanes, rectangles
-from npu_tools.emulator.tasks import Task
+from npu_tools.emulator.outside import UnwrittenRead
+from npu_tools.emulator.tasks import Pending, Task, part
 from npu_tools.emulator.types import Array, Fault, Instruction, LanesDiffer
 
 Bound = Callable[[list[Any]], Any]
 """A loop bound as a function of the registers."""
+_HERDS_KEPT = 8
+"""Herds running at once whose parted registers are remembered."""
 
 
 def one_number(value: Any) -> int:
@@ -225,6 +230,7 @@ def lower_branches(
 
     builder.patch(jump_pc, jump)
     machine = builder.machine
+    aside = transfer_aside(builder, yes, meet_at) if no is None and not merged else None
     else_pc = no[0] if no is not None else meet_at
     else_way = no if no is not None else (meet_at, -1)
 
@@ -242,12 +248,55 @@ def lower_branches(
             if not ways[1]:
                 return None
             if ways[0]:
+                if aside is not None and aside(frame, ways[0]):
+                    return meet_at
                 machine.scheduler.branch(cast("Task", frame), ways, (yes, else_way), meet_at)
                 return machine.parted
             return else_pc
         return None if value else else_pc
 
     builder.patch(test_pc, test)
+
+
+def transfer_aside(
+    builder: Builder, way: tuple[int, int], meet_at: int
+) -> Callable[[Any, tuple[Lanes, ...]], bool] | None:
+    """How a region of one channel transfer in a herd is executed without parting the lanes; None for other regions.
+
+    The transfer runs for a rectangle of lanes while the task stands still. False says that it did not happen, since it
+    has to wait or a fault is near: then the lanes part, and the transfer is tried again by a task of its own.
+    """
+    pc, region = way
+    op = builder.code.ops[pc] if pc + 2 == meet_at else None
+    if builder.soft or not isinstance(op, ChannelGetOp | ChannelPutOp) or op.results:
+        return None
+    instruction = builder.code.instructions[pc]
+    memref = builder.slot(op.memref)
+    used = sorted(builder.code.regions[region].slots)
+    cut: dict[Pending, tuple[list[Any], tuple[Lanes, ...], Task]] = {}
+
+    def execute(frame: Any, lanes: tuple[Lanes, ...]) -> bool:
+        task = cast("Task", frame)
+        if len(lanes) != 1 or task.pending or task.regs[memref].buffer.freed or task.regs[memref].buffer.missing:
+            return False
+        values = [task.regs[slot] for slot in used]
+        # Mostly the same registers time after time: cut them once for each herd that runs.
+        known = cut.get(task.instance)
+        if known is None or known[1] is not lanes or any(map(is_not, values, known[0])):
+            if len(cut) >= _HERDS_KEPT:
+                cut.clear()
+            known = cut[task.instance] = (values, lanes, part(task, lanes[0], region))
+        child = known[2]
+        child.pc, child.clock, child.order = pc, task.clock, task.order
+        try:
+            if instruction(child) is not None:
+                return False
+        except (Fault, LanesDiffer, UnwrittenRead):
+            return False
+        task.clock = max(task.clock, child.clock)
+        return True
+
+    return execute
 
 
 def _branch(builder: Builder, body: Region, merged: list[int]) -> tuple[int, int]:
