@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,8 @@ LOWEST = np.float32(-3.3895313892515355e38)
 """The most negative finite bf16 (0xff7f): what npu1 and npu2 fill maxima with, so that lowest - lowest is 0."""
 
 _LOG2_E = 1.44269504089
+_TILES_KEPT = 32
+"""Query tiles of all groups of lanes that are kept at once for one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +128,10 @@ def fast_exp2(numerics: Numerics, values: Array) -> Array:
     """
     if numerics.exact:
         return numerics.exp2(values)
-    x = np.maximum(values, np.float32(-127))
+    # Such values are rare, and the smallest is found sooner than all are compared.
+    x = np.maximum(values, np.float32(-127)) if values.size and values.min() < -127 else values
     whole = np.floor(x)
-    x -= whole
+    x = x - whole
     x += np.float32(1)
     bits = whole.astype(np.int32)
     bits += np.int32(127)
@@ -169,7 +173,9 @@ class Kernels:
         """upper - lower as bf16, kept finite in the builds that clamp."""
         with np.errstate(over="ignore", invalid="ignore"):
             result = numerics.rounder("bf16", kind="flash_attention.sub", rounding=self.build.rounding)(upper - lower)
-        return np.maximum(result, LOWEST, out=result) if self.build.name == "npu2" else result
+        if self.build.name == "npu2" and result.size and not result.min() >= LOWEST:
+            np.maximum(result, LOWEST, out=result)
+        return result
 
     def narrow(self, numerics: Numerics, values: Array) -> Array:
         """A fresh float32 array rounded to bf16 as this build rounds."""
@@ -233,6 +239,7 @@ def write_flat(target: Array, values: Array) -> None:
 
 def scores_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Array, Array], None]:
     """matmul_a_b_bf16: G += Q K^T."""
+    stationary = _Stationary()
 
     def run(numerics: Numerics, queries: Array, keys: Array, scores: Array) -> None:
         sizes = (flat(queries).shape[-1], flat(keys).shape[-1], flat(scores).shape[-1])
@@ -241,7 +248,8 @@ def scores_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         if build.matrix_unit:
             # Keys that come transposed lie in blocks of 8 x 8 whose rows are the depth.
             axes = (0, 1, 4, 3, 2, 5) if build.row_major else (0, 1, 5, 2, 3, 4)
-            product = _unit_product(numerics, bfp16, _by_depth(queries, k, m), _by_depth(keys, k, n, axes))
+            right = _taken_in(numerics, bfp16, _by_depth(keys, k, n, axes))
+            product = _unit_product(stationary.taken_in(numerics, bfp16, queries, k, m), right)
         else:
             left = matrix_from_blocks(blocks_from_flat(queries, m, k, (height, 8), "columns"), "columns")
             if build.row_major:
@@ -263,8 +271,8 @@ def output_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         m, k, n = tile_dims("matmul_g_b_bf16", *sizes)
         height = build.height
         if build.matrix_unit:
-            right = _by_depth(values, k, n, (0, 1, 4, 3, 2, 5))
-            product = _unit_product(numerics, bfp16, _by_depth(weights, k, m), right)
+            left = _taken_in(numerics, bfp16, _by_depth(weights, k, m))
+            product = _unit_product(left, _taken_in(numerics, bfp16, _by_depth(values, k, n, (0, 1, 4, 3, 2, 5))))
         else:
             width = 8 if build.row_major else height
             left = matrix_from_blocks(blocks_from_flat(weights, m, k, (height, width), "columns"), "columns")
@@ -290,11 +298,35 @@ def _by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_
     return np.ascontiguousarray(blocks.transpose(axes), np.float32).reshape(*blocks.shape[:2], 8, deep, across)
 
 
-def _unit_product(numerics: Numerics, bfp16: bool, left: Array, right: Array) -> Array:
-    """`[gx, gy, M, N]` of two operands from `_by_depth`, which agree on the order along the depth."""
-    if bfp16:
-        left = numerics.quantise(left, 2, kind="flash_attention.bfp16")
-        right = numerics.quantise(right, 2, kind="flash_attention.bfp16")
+def _taken_in(numerics: Numerics, bfp16: bool, operand: Array) -> Array:
+    """An operand from `_by_depth` as the unit multiplies it."""
+    return numerics.quantise(operand, 2, kind="flash_attention.bfp16") if bfp16 else operand
+
+
+class _Stationary:
+    """Query tiles as the unit takes them in, kept while they stay the same from one block of keys to the next."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+
+    def taken_in(self, numerics: Numerics, bfp16: bool, queries: Array, depth: int, rows: int) -> Array:
+        """The operand made of these queries; they are compared bit by bit with those it was made of last."""
+        if numerics.report is not None or not queries.flags.c_contiguous or queries.dtype != np.float32:
+            return _taken_in(numerics, bfp16, _by_depth(queries, depth, rows))
+        words = queries.view(np.uint32)
+        key = (queries.ctypes.data, queries.shape, depth, rows, numerics.exact)
+        kept = self._kept.get(key)
+        if kept is not None and np.array_equal(kept[0], words):
+            return kept[1]
+        if kept is None and len(self._kept) >= _TILES_KEPT:
+            self._kept.clear()
+        taken = _taken_in(numerics, bfp16, _by_depth(queries, depth, rows))
+        self._kept[key] = (words.copy(), taken)
+        return taken
+
+
+def _unit_product(left: Array, right: Array) -> Array:
+    """`[gx, gy, M, N]` of two operands that agree on the order along the depth."""
     a, b = (side.reshape(*side.shape[:2], -1, side.shape[-1]) for side in (left, right))
     return np.matmul(a.swapaxes(2, 3), b)
 
