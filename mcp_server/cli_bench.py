@@ -286,11 +286,12 @@ def speed(
         (f"{row.name} {row.shape}", f"{row.ratio:.2f}x torch", f"<= {row.target:g}x", row.ok) for row in measured.rows
     ]
     if not emit(measured.as_dict() | {"targets": _as_dicts(targets)}, as_json):
-        table = _table("program", "shape", "emulator s", "torch s", "ratio", "binding s", "rounds")
+        table = _table("program", "shape", "emulator s", "torch s", "ratio", "of processor s", "binding s", "rounds")
         for row in measured.rows:
             rounds = " ".join(f"{ours:.3f}/{theirs:.4f}" for ours, theirs in row.rounds)
-            seconds = (f"{row.emulator_s:.4f}", f"{row.peer_s:.4f}", f"{row.ratio:.2f}", f"{row.binding_s:.3f}")
-            table.add_row(row.name, row.shape, *seconds, rounds)
+            seconds = (f"{row.emulator_s:.4f}", f"{row.peer_s:.4f}", f"{row.ratio:.2f}")
+            busy = "" if row.processor_ratio is None else f"{row.processor_ratio:.2f}"
+            table.add_row(row.name, row.shape, *seconds, busy, f"{row.binding_s:.3f}", rounds)
         console.print(table)
         console.print(json.dumps(measured.conditions), style="dim", markup=False)
         if not small:

@@ -59,7 +59,7 @@ class Program:
         return {op.sym_name.data: op for op in self._all_functions() if op.is_declaration}
 
     def _all_functions(self) -> list[FuncOp]:
-        return [op for op in self.module.walk() if isinstance(op, FuncOp)]
+        return [op for op in self.module.walk() if op.name == FuncOp.name and isinstance(op, FuncOp)]
 
     def print_generic(self) -> str:
         """The program in MLIR's generic form; parsing it again gives the same text."""

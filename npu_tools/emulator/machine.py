@@ -38,6 +38,7 @@ Grouping = Literal["lifted", "per-tile"]
 
 CHANNEL_DEPTH = 1
 """Transfers a channel holds before a core that puts has to wait."""
+_DECLARED = frozenset({ChannelPutOp.name, ChannelGetOp.name, ChannelOp.name, memref.GlobalOp.name})
 MAX_POINTS = {"tile": 1 << 12, "iteration": 1 << 24}
 """Sizes of a herd or segment, and of a launch, beyond which the sizes must be a mistake."""
 
@@ -84,6 +85,8 @@ class Machine:
         homes: dict[str, set[Operation | None]] = {}
         mixed: set[str] = set()
         for op in program.module.walk():
+            if op.name not in _DECLARED:
+                continue
             if isinstance(op, ChannelPutOp | ChannelGetOp):
                 homes.setdefault(op.chan_name, set()).add(unrolled_segment(op))
                 element = memops.memref_type(op.memref).element_type

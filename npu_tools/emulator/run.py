@@ -143,7 +143,11 @@ def choose_function(program: Program, name: str | None) -> func.FuncOp:
         if name not in functions:
             raise UnusableInput(f"{program.name} has no function @{name}. It has: {', '.join(functions)}.")
         return functions[name]
-    called = {op.callee.string_value() for op in program.module.walk() if isinstance(op, func.CallOp)}
+    called = {
+        op.callee.string_value()
+        for op in program.module.walk()
+        if op.name == func.CallOp.name and isinstance(op, func.CallOp)
+    }
     entries = [each for key, each in functions.items() if key not in called]
     if len(entries) != 1:
         raise UnusableInput(

@@ -86,6 +86,9 @@ def test_a_folder_without_such_programs_is_named(tmp_path: Path) -> None:
 def test_a_speed_ratio_is_best_over_best() -> None:
     row = SpeedRow("gemm", "1x1x1", 3.5, "torch", ((3.0, 1.5), (4.0, 1.0)))
     assert (row.emulator_s, row.peer_s, row.ratio, row.ok) == (3.0, 1.0, 3.0, True)
+    assert row.processor_ratio is None
+    busy = SpeedRow("gemm", "1x1x1", 3.5, "torch", ((9.0, 1.5),), 0.1, ((2.0, 1.5), (4.0, 1.0)))
+    assert (busy.ok, busy.processor_ratio) == (False, 2.0)
 
 
 def test_without_torch_nothing_is_measured_and_the_way_on_is_told(tmp_path: Path) -> None:
