@@ -58,6 +58,8 @@ class AirOp(Operation):
     region_count: ClassVar[int] = 0
     sized: ClassVar[bool] = True
     """Whether the op carries `operandSegmentSizes`; without, all operands belong to the only segment of many."""
+    _known_sizes: tuple[Attribute | None, int, tuple[int, ...]] | None = None
+    """The attribute and the number of operands that were looked at last, and the sizes they gave."""
 
     def attr(self, name: str) -> Attribute | None:
         """The attribute of that name, or None."""
@@ -83,10 +85,16 @@ class AirOp(Operation):
         Raises:
             ValueError: the sizes do not fit the op or its operands.
         """
-        given = self.ints_attr(SEGMENT_SIZES) if self.sized else None
+        attribute, count = self.attr(SEGMENT_SIZES), len(self._operands)
+        known = self._known_sizes
+        if known is not None and known[0] is attribute and known[1] == count:
+            return list(known[2])
+        given = integers(attribute) if self.sized else None
         if self.sized and given is None:
             raise ValueError(f"{SEGMENT_SIZES} is missing")
-        return list(_checked_sizes(self.name, self.segments, tuple(given or ()), len(self._operands), self.sized))
+        sizes = _checked_sizes(self.name, self.segments, given or [], count, self.sized)
+        self._known_sizes = (attribute, count, tuple(sizes))
+        return sizes
 
     def segment(self, name: str) -> Sequence[SSAValue]:
         """The operands of one segment."""
@@ -148,20 +156,17 @@ def _positions(segments: tuple[str, ...]) -> dict[str, int]:
     return {plain_name(segment): index for index, segment in enumerate(segments)}
 
 
-@lru_cache(maxsize=4096)
-def _checked_sizes(
-    op: str, segments: tuple[str, ...], given: tuple[int, ...], count: int, sized: bool
-) -> tuple[int, ...]:
+def _checked_sizes(op: str, segments: tuple[str, ...], given: list[int], count: int, sized: bool) -> list[int]:
     """The sizes of all segments of an op with `count` operands, of which the text gives some where it is `sized`."""
     if not sized:
         fixed = sum(name.endswith(":1") for name in segments)
-        sizes = tuple(1 if name.endswith(":1") else count - fixed for name in segments)
+        sizes = [1 if name.endswith(":1") else count - fixed for name in segments]
     else:
         # A segment that upstream appended later is absent in older text.
         missing = segments[len(given) :]
         if len(given) > len(segments) or not all(name.endswith("?") for name in missing):
             raise ValueError(f"{SEGMENT_SIZES} has {len(given)} entries, {op} has {len(segments)}")
-        sizes = (*given, *(0 for _ in missing))
+        sizes = [*given, *(0 for _ in missing)]
     for name, size in zip(segments, sizes, strict=True):
         if size < 0 or (name.endswith(":1") and size != 1) or (name.endswith("?") and size > 1):
             raise ValueError(f"{size} operands given for {name.rstrip(':1?')}")
@@ -173,17 +178,13 @@ def _checked_sizes(
 def integers(attribute: Attribute | None) -> list[int] | None:
     """The integers of `array<i32: …>`, `array<i64: …>` or `[1, 2]`; None for anything else."""
     if isinstance(attribute, DenseArrayBase):
-        return list(_dense_integers(cast("DenseArrayBase[Any]", attribute)))
+        values = cast("DenseArrayBase[Any]", attribute).get_values()
+        return [int(value) for value in values]
     if isinstance(attribute, ArrayAttr):
         entries = cast("ArrayAttr[Attribute]", attribute).data
         if all(isinstance(entry, IntegerAttr) for entry in entries):
             return [cast("IntegerAttr[Any]", entry).value.data for entry in entries]
     return None
-
-
-@lru_cache(maxsize=4096)
-def _dense_integers(attribute: DenseArrayBase[Any]) -> tuple[int, ...]:
-    return tuple(int(value) for value in attribute.get_values())
 
 
 class Hierarchy(AirOp):
