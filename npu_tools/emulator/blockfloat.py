@@ -24,6 +24,8 @@ _TOP = np.float32(127 / 64)
 # Above this exponent c would overflow; such blocks are scaled down first.
 _LARGE = np.float32(2.0**100)
 _PIECE = 16 * 1024
+# Across rows an operation costs more calls than cache misses: pieces may be larger.
+_PIECE_ACROSS = 64 * 1024
 
 
 def quantise(values: Any, axis: int, how: Rounding = "conv_even") -> F32:
@@ -71,7 +73,7 @@ def _along_rows(blocks: F32, out: F32, how: Rounding) -> None:
 
 def _across_rows(blocks: F32, out: F32, how: Rounding) -> None:
     """Blocks [n, 8, inner]: eight consecutive rows of `inner` values."""
-    step = max(1, _PIECE // (BLOCK * blocks.shape[2]))
+    step = max(1, _PIECE_ACROSS // (BLOCK * blocks.shape[2]))
     for start in range(0, blocks.shape[0], step):
         piece, target = blocks[start : start + step], out[start : start + step]
         largest = np.abs(piece)
