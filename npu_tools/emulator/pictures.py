@@ -3,11 +3,13 @@
     draw_timeline(result.trace, Path("run.svg"))
     draw_tile_map(result.trace, Path("tiles.svg"))
 
+matplotlib comes with the extra `pictures`, since it would take the base install over its limit.
 Times in them are modelled. The file's ending decides the format: .svg, .png or .pdf.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +150,18 @@ def _shade(share: float) -> Any:
     return "#ffffff" if share == 0 else "#dd3333" if share > 1 else colormaps["YlGnBu"](0.1 + 0.6 * share)
 
 
+def ready() -> None:
+    """Whether pictures can be drawn here; asked before a long run.
+
+    Raises:
+        UnusableInput: the plotting library is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnusableInput("drawing needs matplotlib: pip install 'herdbook[pictures]'")
+
+
 def _figure(width_in: float, height_in: float) -> tuple[Any, Any]:
+    ready()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, min(height_in, 40)), layout="constrained")

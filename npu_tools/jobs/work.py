@@ -78,6 +78,10 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
         raise UnusableInput(
             "the xrt backend needs mlir-air and pyxrt on a machine with an NPU; 'herdbook doctor' says what is missing"
         )
+    if request.timeline or request.tile_map:
+        from npu_tools.emulator import pictures
+
+        pictures.ready()
     started = time.monotonic()
     try:
         program = parse_program(request.program.text, request.program.name)
