@@ -279,7 +279,7 @@ def tune_command(
     rows = [{"settings": dict(each.settings), **each.prediction.as_dict()} for each in tuned.ranked]
     found = {"kernel": kernel, "shape": shape, "label": "modelled", "tried": tuned.tried, "refused": tuned.refused}
     if emit({**found, "configurations": rows}, as_json):
-        return
+        sys.exit(0 if rows else 1)
     table = _table("modelled µs", "low", "high", "settings")
     for row in rows:
         words = " ".join(f"{name}={value}" for name, value in row["settings"].items())
@@ -287,6 +287,7 @@ def tune_command(
     console.print(
         table if rows else "no legal configuration was found; 'herdbook check --kernel' says why one is refused"
     )
+    sys.exit(0 if rows else 1)
 
 
 @kernel_app.command("fit")
