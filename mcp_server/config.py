@@ -74,6 +74,15 @@ class Config:
         return MemoryConfig(self.corpus, self.compiled, self.home, self.weights, self.dense, self.chroma)
 
 
+def one_blas_thread() -> None:
+    """Have numpy's BLAS use one thread, here and in children, unless the user said otherwise; before numpy is imported.
+
+    On busy cores OpenBLAS's threads wait for each other: ten times slower for the encoder and the emulator alike.
+    """
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
 def default_home() -> Path:
     """The platform's user data directory for Herdbook."""
     import platformdirs

@@ -149,11 +149,17 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
         def named(path: str | None) -> str | None:
             return str(places.path(path)) if path else None
 
-        request = {
-            "program": source, "outputs": named(outputs) or "", "function": function, "inputs": named(inputs), "seed": seed,
-            "numerics": numerics, "timeout_s": timeout_s, "memory_mb": memory_mb, "timeline": named(timeline),
-            "tile_map": named(tile_map),
-        }  # fmt: skip
+        def written(path: str | None) -> str | None:
+            return str(places.output(path)) if path else None
+
+        def asked() -> dict[str, Any]:
+            return {
+                "program": source, "outputs": written(outputs) or "", "function": function, "inputs": named(inputs), "seed": seed,
+                "numerics": numerics, "timeout_s": timeout_s, "memory_mb": memory_mb, "timeline": written(timeline),
+                "tile_map": written(tile_map),
+            }  # fmt: skip
+
+        request = await _aside(asked)
         return await _reply(await _start(ctx, places, "run", request, wait_s), recall, None)
 
     @server.tool(title="Poll, wait for or cancel a job", annotations=_WORK)

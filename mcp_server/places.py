@@ -46,6 +46,20 @@ class Places:
             raise UnusableInput(f"{given[:200]} is outside the workspace; over HTTP only files under it can be used")
         return path
 
+    def output(self, given: str) -> Path:
+        """A path to write to: under the workspace, whoever asks.
+
+        Raises:
+            UnusableInput: outside it.
+        """
+        path = self.path(given)
+        if not any(path.resolve().is_relative_to(root.resolve()) for root in (self.workspace, self.jobs)):
+            raise UnusableInput(
+                f"{given[:200]} is outside the workspace {self.workspace}; outputs go to files under it "
+                "(HERDBOOK_WORKSPACE names another)"
+            )
+        return path
+
     def program(self, given: str) -> tuple[str, str]:
         """Text and name of a program file.
 

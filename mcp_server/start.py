@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from mcp_server.config import one_blas_thread
+
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    one_blas_thread()
     if sys.argv[1:2] == ["serve"]:
         from mcp_server.serve import main as serve
 

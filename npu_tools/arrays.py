@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -88,8 +89,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise
     except OSError as error:
         raise UnusableInput(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise UnusableInput(f"{path} is no .npz of plain arrays ({error}); write it with numpy.savez") from None
+    except MemoryError:
+        raise UnusableInput(f"{path} says it holds more than this machine's memory; is it damaged?") from None
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, AttributeError, OverflowError):
+        raise UnusableInput(f"{path} is no .npz of plain arrays, or is damaged; write it with numpy.savez") from None
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
             raise UnusableInput(f"{path} is no safetensors file ({error})") from None

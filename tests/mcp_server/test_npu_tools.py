@@ -193,3 +193,11 @@ def test_answers_stay_small_however_much_is_found(workspace: Config) -> None:
     many = ADD.replace("        %x = ", lines + "\n        %x = ")
     result = call(workspace, "check", {"program_text": many})
     assert len(said(result)) < 9000
+
+
+@pytest.mark.parametrize("argument", ["outputs", "timeline", "tile_map"])
+def test_nothing_is_written_outside_the_workspace(workspace: Config, tmp_path: Path, argument: str) -> None:
+    result = call(workspace, "run", {"program_text": ADD, argument: str(tmp_path / "elsewhere.npz")})
+    assert result.is_error
+    assert "outside the workspace" in said(result)
+    assert not (tmp_path / "elsewhere.npz").exists()
