@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from mcp_server.cli_upkeep import bench_app, progress_bar
-from mcp_server.output import console, emit, fail
+from mcp_server.output import columns, console, emit, fail
 
 if TYPE_CHECKING:
     from npu_tools.bench.program import ProgramResult
@@ -98,7 +97,7 @@ def programs(
     if not emit(data, as_json):
         rest = [one for one in measured.results if one.verdict != "agrees" or one.refusals]
         if rest:
-            table = _table("program", "verdict", "why")
+            table = columns("program", "verdict", "why")
             for one in rest:
                 why = one.reason if one.verdict != "agrees" else "; ".join(one.refusals)
                 table.add_row(one.name, one.verdict, escape(why[:400]))
@@ -158,7 +157,7 @@ def check(
         ("slowest model", f"{report.slowest_model_s:.3f} s", "< 5 s", report.slowest_model_s < 5),
     ]
     if not emit(report.as_dict() | {"targets": _as_dicts(targets)}, as_json):
-        table = _table("diagnostic", "refused", "caught", "named", "recall")
+        table = columns("diagnostic", "refused", "caught", "named", "recall")
         for name, one in report.by_diagnostic.items():
             table.add_row(name, str(one.caught + one.missed), str(one.caught), str(one.named), f"{one.recall:.2f}")
         console.print(table)
@@ -194,7 +193,7 @@ def cost(as_json: JsonFlag = False) -> None:
         ("models' tokens/s within 20 %", f"{report.tokens_within_20} of {models}", ">= 7", report.tokens_within_20 >= 7),
     ]  # fmt: skip
     if not emit(report.as_dict() | {"targets": _as_dicts(targets)}, as_json):
-        table = _table("kernel", "rows", "suspicious", "mean error", "within 20 %", "roofline", "interval holds")
+        table = columns("kernel", "rows", "suspicious", "mean error", "within 20 %", "roofline", "interval holds")
         for name, one in report.kernels.items():
             table.add_row(
                 name,
@@ -206,7 +205,7 @@ def cost(as_json: JsonFlag = False) -> None:
                 f"{one.coverage:.0%}",
             )
         console.print(table)
-        table = _table("model", "TTFT s", "modelled", "off", "tokens/s", "modelled", "off")
+        table = columns("model", "TTFT s", "modelled", "off", "tokens/s", "modelled", "off")
         for one in report.models:
             table.add_row(
                 one.model,
@@ -251,7 +250,7 @@ def numerics(as_json: JsonFlag = False) -> None:
         "targets": _as_dicts(targets),
     }
     if not emit(data, as_json):
-        table = _table("kernel", "published", "modelled", "off by")
+        table = columns("kernel", "published", "modelled", "off by")
         for row in rows:
             sign = "<= " if row.bound else ""
             table.add_row(row.what, f"{sign}{row.published:.3e}", f"{row.modelled:.3e}", f"{row.deviation:+.1%}")
@@ -286,7 +285,7 @@ def speed(
         (f"{row.name} {row.shape}", f"{row.ratio:.2f}x torch", f"<= {row.target:g}x", row.ok) for row in measured.rows
     ]
     if not emit(measured.as_dict() | {"targets": _as_dicts(targets)}, as_json):
-        table = _table("program", "shape", "emulator s", "torch s", "ratio", "of processor s", "binding s", "rounds")
+        table = columns("program", "shape", "emulator s", "torch s", "ratio", "of processor s", "binding s", "rounds")
         for row in measured.rows:
             rounds = " ".join(f"{ours:.3f}/{theirs:.4f}" for ours, theirs in row.rounds)
             seconds = (f"{row.emulator_s:.4f}", f"{row.peer_s:.4f}", f"{row.ratio:.2f}")
@@ -333,7 +332,7 @@ def _as_dicts(targets: Sequence[Target]) -> list[dict[str, Any]]:
 
 
 def _show_targets(targets: Sequence[Target]) -> None:
-    table = _table("measured", "figure", "target", "")
+    table = columns("measured", "figure", "target", "")
     for what, figure, target, ok in targets:
         table.add_row(what, figure, target, "[green]holds[/]" if ok else "[red]missed[/]")
     console.print(table)
@@ -342,10 +341,3 @@ def _show_targets(targets: Sequence[Target]) -> None:
 def _leave(targets: Sequence[Target]) -> None:
     if not all(ok for *_, ok in targets):
         sys.exit(1)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mcp_server.output import console, emit, fail
+from mcp_server.output import columns, console, emit, fail
 
 if TYPE_CHECKING:
     from kb.records import KernelRow
@@ -52,7 +52,7 @@ def list_command(as_json: JsonFlag = False) -> None:
         )
     if emit({"kernels": found}, as_json):
         return
-    table = _table("kernel", "shape", "cases", "refused", "measured rows", "title")
+    table = columns("kernel", "shape", "cases", "refused", "measured rows", "title")
     for row in found:
         table.add_row(*(str(row[name]) for name in ("name", "shape", "cases", "refused", "measured")), row["title"])
     console.print(table)
@@ -67,7 +67,7 @@ def show_command(kernel: NameArgument, as_json: JsonFlag = False) -> None:
     if emit({**data, "shape": recipe.manifest.shape, "measured": rows}, as_json):
         return
     console.print(data["page"], markup=False)
-    table = _table("setting", "chosen by", "meaning")
+    table = columns("setting", "chosen by", "meaning")
     for name, one in recipe.manifest.settings.items():
         table.add_row(name, one.source, escape(one.help))
     console.print(table)
@@ -108,7 +108,7 @@ def best_command(
         for part in resolved.parts:
             extents = "x".join(map(str, part.shape))
             console.print(f"{escape(part.role)}: {part.kernel} {extents} {escape(_words(part.settings))}")
-        table = _table("modelled µs", "low", "high", "settings")
+        table = columns("modelled µs", "low", "high", "settings")
         for row in modelled:
             table.add_row(*(f"{row[name]:.1f}" for name in ("modelled_us", "low", "high")), _words(row["settings"]))
         if modelled:
@@ -148,7 +148,7 @@ def try_command(
 
 
 def _runs_table(runs: list[CaseRun]) -> Table:
-    table = _table(
+    table = columns(
         "shape", "gate", "mean_rel_L1", "rounded", "published", "emulated s", "modelled µs", "settings, reason"
     )
     for run in runs:
@@ -167,7 +167,7 @@ def _runs_table(runs: list[CaseRun]) -> Table:
 
 
 def _refusals_table(refusals: list[RefusalRun]) -> Table:
-    table = _table("shape", "refused", "must be", "found", "why")
+    table = columns("shape", "refused", "must be", "found", "why")
     for one in refusals:
         table.add_row(
             "x".join(str(extent) for extent in one.shape.values()),
@@ -244,7 +244,7 @@ def _show_rows(rows: list[dict[str, Any]]) -> None:
     if not rows:
         console.print(NOT_MEASURED)
         return
-    table = _table("shape", "dtype", "tile", "herd", "method", "figures", "id")
+    table = columns("shape", "dtype", "tile", "herd", "method", "figures", "id")
     for row in rows:
         extents = "x".join(str(extent) for extent in row["shape"].values())
         figures = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
@@ -270,10 +270,3 @@ def _words(settings: Any) -> str:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.2e}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from mcp_server import cli_kernels
 from mcp_server.npu_replies import findings_in
-from mcp_server.output import console, emit, fail
+from mcp_server.output import columns, console, emit, fail
 
 if TYPE_CHECKING:
     from mcp_server.places import Places
@@ -59,7 +58,7 @@ def device(
         return
     for each in chosen:
         console.print(f"[bold]{each.name}[/] {escape(each.title)}")
-        table = _table("limit", "value", "unit", "kind", "status", "source")
+        table = columns("limit", "value", "unit", "kind", "status", "source")
         for limit in each.limits.values():
             said = "; ".join(f"{claim.value} in {claim.source}" for claim in limit.alternatives)
             source = limit.source + (f" (disputed: {said})" if said else "")
@@ -211,7 +210,7 @@ def job(
     if id is None:
         views = jobs.listed(20)
         if not emit({"jobs": [view.model_dump() for view in views]}, as_json):
-            table = _table("id", "state", "wall s", "reason")
+            table = columns("id", "state", "wall s", "reason")
             for view in views:
                 table.add_row(view.id, view.state, f"{view.wall_s:.1f}", escape(view.reason[:80]))
             console.print(table if views else "no jobs yet")
@@ -280,7 +279,7 @@ def tune_command(
     found = {"kernel": kernel, "shape": shape, "label": "modelled", "tried": tuned.tried, "refused": tuned.refused}
     if emit({**found, "configurations": rows}, as_json):
         sys.exit(0 if rows else 1)
-    table = _table("modelled µs", "low", "high", "settings")
+    table = columns("modelled µs", "low", "high", "settings")
     for row in rows:
         words = " ".join(f"{name}={value}" for name, value in row["settings"].items())
         table.add_row(f"{row['modelled_us']:.1f}", f"{row['low']:.1f}", f"{row['high']:.1f}", escape(words))
@@ -451,7 +450,7 @@ def _words(value: Any) -> str:
 
 
 def _show_rounding(rows: list[dict[str, Any]]) -> None:
-    table = _table("rounded at", "values", "changed", "largest change", "mean change")
+    table = columns("rounded at", "values", "changed", "largest change", "mean change")
     for row in rows:
         mean = row["sum_relative"] / row["values"] if row["values"] else 0.0
         table.add_row(
@@ -462,10 +461,3 @@ def _show_rounding(rows: list[dict[str, Any]]) -> None:
             f"{mean:.2e}",
         )
     console.print(table if rows else "nothing was rounded")
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

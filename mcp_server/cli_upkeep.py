@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from mcp_server.output import console, emit, fail, say, show_explain
+from mcp_server.output import columns, console, emit, fail, say, show_explain
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -246,7 +245,7 @@ def corpus_tune(
     }
     if not emit(data, as_json):
         console.print(result.ranking.learnt_from)
-        table = _table("mode", "judged on", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
+        table = columns("mode", "judged on", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
         table.caption = "recall: the exact lesson / or a neighbour accepted as giving the same cause and fix"
         for judged, figures in (("held-out sources", result.held_out), ("its training", result.training)):
             for mode, f in figures.items():
@@ -295,7 +294,7 @@ def bench_retrieval(
     with progress_bar("asking", as_json) as step:
         rows = table(lines, memory, ranks, step)
     if not emit({"rows": [asdict(row) for row in rows], "notes": notes}, as_json):
-        shown = _table("contender", "group", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
+        shown = columns("contender", "group", "cases", "recall@1", "recall@3", "MRR@10", "abstention P", "abstention R")
         for row in rows:
             if row.group != "all" and row.contender != "herdbook":
                 continue
@@ -329,7 +328,7 @@ def bench_server(
             f"(+{start['initialize_s'] - start['bare_initialize_s']:.3f} s); first explain_error {start['first_answer_s']:.2f} s "
             f"after process start; resident {start['resident_mb'] or 'unknown'} MB"
         )
-        table = _table("user records", "dense", "p50 ms", "p95 ms", "p95 over that at the first size")
+        table = columns("user records", "dense", "p50 ms", "p95 ms", "p95 over that at the first size")
         for row in result["warm"]:
             table.add_row(
                 str(row["records"]),
@@ -340,13 +339,6 @@ def bench_server(
             )
         console.print(table)
         console.print(json.dumps(result["conditions"]), style="dim", markup=False)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def _config() -> Any:

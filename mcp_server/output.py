@@ -39,6 +39,14 @@ def fail(message: str, *, as_json: bool = False) -> NoReturn:
     sys.exit(2)
 
 
+def columns(*headings: str) -> Table:
+    """An empty table with these headings, without lines, as every listing here is shown."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
 def show_explain(reply: ExplainReply) -> None:
     """An explanation for a person."""
     for warning in reply.warnings:
@@ -75,9 +83,7 @@ def _lesson_panel(lesson: LessonReply) -> None:
 
 
 def _table(lessons: list[LessonReply]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "confidence", "title"):
-        table.add_column(heading, overflow="fold")
+    table = columns("id", "confidence", "title")
     for lesson in lessons:
         table.add_row(escape(lesson.id), f"{lesson.confidence:.2f}", escape(lesson.title))
     return table
@@ -92,9 +98,7 @@ def show_search(reply: SearchReply) -> None:
         return
     if reply.no_match:
         console.print("no close match; the nearest records:", style="yellow")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "kind", "status", "confidence", "title"):
-        table.add_column(heading, overflow="fold")
+    table = columns("id", "kind", "status", "confidence", "title")
     for hit in reply.hits:
         table.add_row(escape(hit.id), hit.kind, hit.status, f"{hit.confidence:.2f}", escape(hit.title))
     console.print(table)
