@@ -10,6 +10,7 @@ reads, and copies what it writes, so that every run starts from the same values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -45,6 +46,21 @@ class BoundInputs:
         if mode != self.mode:
             raise UnusableInput(f"these inputs are bound for {self.mode!r} numerics; the run is {mode!r}. Bind again.")
         return self.values
+
+    def joined(self, inputs: Mapping[str, Any]) -> BoundInputs:
+        """These with further arguments by name, which are converted by each run anew.
+
+        Raises:
+            UnusableInput: an argument is none of the function's, or bound already.
+        """
+        values = list(self.values)
+        for position, value in enumerate(by_position(inputs, len(values))):
+            if value is None:
+                continue
+            if values[position] is not None:
+                raise UnusableInput(f"arg{position} is bound already. Leave it out, or bind without it.")
+            values[position] = value
+        return BoundInputs(self.function, self.mode, tuple(values))
 
 
 def held(function: func.FuncOp, inputs: Inputs, numerics: Numerics | Literal["faithful", "f32"]) -> BoundInputs:

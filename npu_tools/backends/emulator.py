@@ -1,0 +1,180 @@
+"""The emulator as a backend: programs are parsed, checked and lowered once, then run on bound inputs.
+
+    backend = EmulatorBackend()
+    kernel = backend.load(text, name="gemv", outputs=(2,))
+
+Times are modelled, never measured. A program the legality check refuses is not run: neither would a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from npu_tools.air import Program, parse_program
+from npu_tools.arrays import Argument, signature
+from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRun, Refused
+from npu_tools.check import CheckOptions, check_program
+from npu_tools.device import device as find_device
+from npu_tools.emulator.bound import BoundInputs
+from npu_tools.emulator.run import bind_inputs, choose_function, run_program
+from npu_tools.errors import ProgramSyntaxError, UnusableInput
+from npu_tools.estimate import estimate_run
+from npu_tools.findings import Finding
+
+Mode = Literal["faithful", "f32"]
+MAX_BYTES = 16 << 30
+"""Bound on the live buffers of one run."""
+
+
+class EmulatorBackend:
+    """Runs kernels on the emulator of `device`. `numerics` "f32" rounds nothing and is for comparing with references."""
+
+    def __init__(
+        self,
+        *,
+        numerics: Mode = "faithful",
+        device: str = "npu2",
+        timeout_s: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self.numerics: Mode = numerics
+        self.device = find_device(device)
+        self.timeout_s = timeout_s
+        self.cancelled = cancelled
+        self._loaded: dict[str, EmulatedKernel | Refused] = {}
+
+    @property
+    def name(self) -> BackendName:
+        """Which backend this is."""
+        return "emulator"
+
+    def load(
+        self,
+        program: str,
+        *,
+        name: str,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        outputs: Sequence[int] | None = None,
+    ) -> EmulatedKernel | Refused:
+        """Parse, check, keep. The same text and options give the same kernel.
+
+        Raises:
+            UnusableInput: no function to start from, or an output position that is none.
+        """
+        digest = _digest(program, options)
+        key = f"{digest}/{name}/{'all' if outputs is None else ','.join(map(str, outputs))}"
+        found = self._loaded.get(key)
+        if found is None:
+            found = self._load(program, name, options, outputs, digest)
+            self._loaded[key] = found
+        return found
+
+    def _load(
+        self, text: str, name: str, options: Mapping[str, Any], outputs: Sequence[int] | None, digest: str
+    ) -> EmulatedKernel | Refused:
+        try:
+            program = parse_program(text, f"{name}.mlir")
+        except ProgramSyntaxError as error:
+            return Refused(name, (Finding("error", "syntax", str(error), line=error.line, column=error.column),))
+        findings = tuple(check_program(program, self.device, _check_options(options)))
+        if any(finding.severity == "error" for finding in findings):
+            return Refused(name, findings)
+        arguments = tuple(signature(choose_function(program, None)))
+        memrefs = tuple(position for position, one in enumerate(arguments) if one.shape is not None)
+        wanted = memrefs if outputs is None else tuple(outputs)
+        if not set(wanted) <= set(memrefs):
+            raise UnusableInput(f"{name}: outputs {list(wanted)} are not all memrefs; those are {list(memrefs)}")
+        return EmulatedKernel(self, program, name, digest, arguments, wanted, findings)
+
+
+class EmulatedKernel:
+    """A program of the emulator, parsed and checked."""
+
+    def __init__(
+        self,
+        backend: EmulatorBackend,
+        program: Program,
+        name: str,
+        digest: str,
+        arguments: tuple[Argument, ...],
+        outputs: tuple[int, ...],
+        findings: tuple[Finding, ...],
+    ) -> None:
+        self.backend, self.program, self.name, self.digest = backend, program, name, digest
+        self.arguments, self.outputs, self.findings = arguments, outputs, findings
+        self.modelled_us: float | None = None
+
+    def bind(self, static: Mapping[int, Array] = cast("Mapping[int, Array]", NO_OPTIONS)) -> EmulatedBound:
+        """Static arguments converted and rounded once.
+
+        Raises:
+            UnusableInput: an array of another shape or type than the argument.
+        """
+        return EmulatedBound(self, bind_inputs(self.program, _named(self, static), numerics=self.backend.numerics))
+
+
+class EmulatedBound:
+    """A kernel with its static arguments held."""
+
+    def __init__(self, kernel: EmulatedKernel, static: BoundInputs) -> None:
+        self._kernel, self._static = kernel, static
+
+    @property
+    def kernel(self) -> EmulatedKernel:
+        """The kernel this was bound from."""
+        return self._kernel
+
+    def run(self, inputs: Mapping[int, Array]) -> KernelRun:
+        """Run once.
+
+        Raises:
+            UnusableInput: an array of another shape or type than the argument, or one bound already.
+        """
+        started, kernel = time.monotonic(), self._kernel
+        result = run_program(
+            kernel.program,
+            self._static.joined(_named(kernel, inputs)),
+            numerics=kernel.backend.numerics,
+            timeout_s=kernel.backend.timeout_s,
+            max_bytes=MAX_BYTES,
+            cancelled=kernel.backend.cancelled,
+        )
+        counters = result.counters.as_dict()
+        if kernel.modelled_us is None and result.ok:
+            kernel.modelled_us = estimate_run(counters)
+        outputs = {at: result.outputs[f"arg{at}"] for at in kernel.outputs if f"arg{at}" in result.outputs}
+        return KernelRun(
+            result.ok,
+            outputs,
+            tuple(result.findings),
+            "emulator",
+            kernel.modelled_us,
+            None,
+            time.monotonic() - started,
+            counters,
+        )
+
+
+def _named(kernel: EmulatedKernel, arrays: Mapping[int, Array]) -> dict[str, Array]:
+    for position in arrays:
+        if not 0 <= position < len(kernel.arguments):
+            raise UnusableInput(f"{kernel.name} takes {len(kernel.arguments)} arguments; there is no number {position}")
+    return {f"arg{position}": array for position, array in arrays.items()}
+
+
+def _check_options(options: Mapping[str, Any]) -> CheckOptions:
+    omit, form, stack = options.get("omit_pingpong"), options.get("output_format"), options.get("stack_size")
+    return CheckOptions(
+        omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
+        stack_bytes=stack if isinstance(stack, int) else None,
+        output_format=form if form in ("xclbin", "elf") else None,
+    )
+
+
+def _digest(program: str, options: Mapping[str, Any]) -> str:
+    said = json.dumps(dict(options), sort_keys=True, default=str)
+    return hashlib.sha256(f"{said}\n{program}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
