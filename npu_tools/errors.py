@@ -40,3 +40,11 @@ class UnusableInput(NpuToolsError):
 
 class RunStopped(NpuToolsError):
     """A run was cancelled, or hit its time or memory limit."""
+
+
+class LedgerBroken(NpuToolsError):
+    """A deployment's ledger is not what was written; the text says at which line."""
+
+
+class WorkspaceBusy(NpuToolsError):
+    """Another process is at work in this workspace."""
