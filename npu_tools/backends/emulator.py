@@ -20,7 +20,8 @@ from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRu
 from npu_tools.check import CheckOptions, check_program
 from npu_tools.device import device as find_device
 from npu_tools.emulator.bound import BoundInputs
-from npu_tools.emulator.run import bind_inputs, choose_function, run_program
+from npu_tools.emulator.prepared import PreparedProgram
+from npu_tools.emulator.run import choose_function
 from npu_tools.errors import ProgramSyntaxError, UnusableInput
 from npu_tools.estimate import estimate_run
 from npu_tools.findings import Finding
@@ -104,7 +105,8 @@ class EmulatedKernel:
         outputs: tuple[int, ...],
         findings: tuple[Finding, ...],
     ) -> None:
-        self.backend, self.program, self.name, self.digest = backend, program, name, digest
+        self.backend, self.name, self.digest = backend, name, digest
+        self.prepared = PreparedProgram(program, numerics=backend.numerics, outputs=outputs)
         self.arguments, self.outputs, self.findings = arguments, outputs, findings
         self.modelled_us: float | None = None
 
@@ -114,7 +116,7 @@ class EmulatedKernel:
         Raises:
             UnusableInput: an array of another shape or type than the argument.
         """
-        return EmulatedBound(self, bind_inputs(self.program, _named(self, static), numerics=self.backend.numerics))
+        return EmulatedBound(self, self.prepared.bind(_named(self, static)))
 
 
 class EmulatedBound:
@@ -135,10 +137,8 @@ class EmulatedBound:
             UnusableInput: an array of another shape or type than the argument, or one bound already.
         """
         started, kernel = time.monotonic(), self._kernel
-        result = run_program(
-            kernel.program,
+        result = kernel.prepared.run(
             self._static.joined(_named(kernel, inputs)),
-            numerics=kernel.backend.numerics,
             timeout_s=kernel.backend.timeout_s,
             max_bytes=MAX_BYTES,
             cancelled=kernel.backend.cancelled,

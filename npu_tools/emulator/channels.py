@@ -53,6 +53,13 @@ class Stream:
         """Whether a sender that waits for room has to; not while a receiver waits for more than is there."""
         return len(self.chunks) >= self.depth and self.available >= self.wanted
 
+    def clear(self) -> None:
+        """As it was before the first put."""
+        self.chunks.clear()
+        self.receivers.clear()
+        self.senders.clear()
+        self.available = self.wanted = self.puts = self.gets = self.put_elements = self.get_elements = 0
+
     def push(self, chunk: Chunk) -> None:
         """Add what a put brought."""
         self.chunks.append(chunk)

@@ -31,6 +31,27 @@ class Counters:
     peak_bytes: int = 0
     """Most bytes of host memory that buffers took at once."""
 
+    def copy(self) -> Counters:
+        """The counts as they are now."""
+        return Counters(
+            self.instructions,
+            dict(self.dma_bits),
+            dict(self.channel_bits),
+            {symbol: KernelCount(count.calls, count.macs) for symbol, count in self.kernels.items()},
+            dict(self.channel_puts),
+            dict(self.channel_gets),
+            self.launch_iterations,
+            self.peak_bytes,
+        )
+
+    def clear(self) -> None:
+        """Count anew, in the same tables: lowered code holds on to them."""
+        self.instructions = self.launch_iterations = self.peak_bytes = 0
+        for table in (self.dma_bits, self.channel_bits, self.channel_puts, self.channel_gets):
+            table.clear()
+        for count in self.kernels.values():
+            count.calls = count.macs = 0
+
     def as_dict(self) -> dict[str, Any]:
         """The counts as JSON-ready fields; bytes, not bits."""
         return {

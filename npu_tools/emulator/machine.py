@@ -107,6 +107,29 @@ class Machine:
                 self.channels[name].local = len(places) == 1 and None not in places
                 self.channels[name].mixed = name in mixed
 
+    def renew(
+        self, limits: Limits, max_bytes: int, findings: Sequence[Finding], seen: set[tuple[str, int, int]]
+    ) -> None:
+        """Begin another run of what was lowered on this machine, after one that came to its end.
+
+        Lowered code holds on to the scheduler, the pool, the counters and the streams, so these are emptied in place.
+        `findings` are those of lowering, and `seen` where they are.
+        """
+        self.findings, self._seen = list(findings), set(seen)
+        self.counters.clear()
+        self.pool.limit, self.pool.live, self.pool.peak = max_bytes, 0, 0
+        self.scheduler.renew(limits)
+        self.relays = Relays(self)
+        self.writers = Writers(lambda fault, task: self._fault_in(fault, task))
+        for channel in self.channels.values():
+            for stream in channel.streams.values():
+                stream.clear()
+
+    @property
+    def seen(self) -> set[tuple[str, int, int]]:
+        """Codes and places of the findings so far."""
+        return set(self._seen)
+
     def place(self, op: Operation) -> Place | None:
         """Where an op stands in the text."""
         return self.program.where(op)

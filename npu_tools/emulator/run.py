@@ -10,7 +10,7 @@ do not fit, an unknown function) raises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -22,6 +22,7 @@ from xdsl.ir import Operation
 from npu_tools.air import Program
 from npu_tools.emulator.arguments import Held, Inputs, by_position, memref_argument, result_array, scalar_argument
 from npu_tools.emulator.bound import BoundInputs, held
+from npu_tools.emulator.code import Code
 from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.machine import Grouping, Machine
 from npu_tools.emulator.memory import MemRef
@@ -86,13 +87,27 @@ def run_program(
     entry = choose_function(program, function)
     if isinstance(inputs, BoundInputs):
         inputs = inputs.for_run(entry, rounding.mode)
+    return run_on(machine, entry, inputs, started)
+
+
+def run_on(
+    machine: Machine,
+    entry: func.FuncOp,
+    inputs: Inputs,
+    started: float,
+    *,
+    code: Code | None = None,
+    wanted: Collection[int] | None = None,
+) -> RunResult:
+    """The run itself, on a machine that is fresh or renewed. `code` is the function lowered before; `wanted` are the
+    argument positions to give back, all of them without it."""
     name = entry.sym_name.data
     outputs: dict[str, Array] = {}
     try:
         arguments = bind(machine, entry, inputs)
-        execute(machine, entry, name, arguments)
+        execute(machine, entry, name, arguments, code)
         _unwritten_outputs(machine, entry, arguments)
-        outputs = results(entry, inputs, arguments, rounding)
+        outputs = results(entry, inputs, arguments, machine.numerics, wanted)
     except Fault as fault:
         machine.blame(fault, entry)
     counters = machine.counters
@@ -108,9 +123,9 @@ def run_program(
         findings=machine.findings,
         counters=counters,
         wall_s=time.monotonic() - started,
-        numerics=rounding.mode,
-        grouping=grouping,
-        trace=recorder.trace if recorder is not None else None,
+        numerics=machine.numerics.mode,
+        grouping=machine.grouping,
+        trace=machine.trace.trace if machine.trace is not None else None,
     )
 
 
@@ -178,21 +193,30 @@ def bind(machine: Machine, entry: func.FuncOp, inputs: Inputs) -> dict[str, Any]
     return bound
 
 
-def results(entry: func.FuncOp, inputs: Inputs, arguments: dict[str, Any], rounding: Numerics) -> dict[str, Array]:
+def results(
+    entry: func.FuncOp,
+    inputs: Inputs,
+    arguments: dict[str, Any],
+    rounding: Numerics,
+    wanted: Collection[int] | None = None,
+) -> dict[str, Array]:
     """The memref arguments as they are afterwards; those nothing writes are the arrays that were given."""
     given = by_position(inputs, len(entry.body.block.args))
     found: dict[str, Array] = {}
     for position, (name, value) in enumerate(arguments.items()):
-        if isinstance(value, MemRef):
+        if isinstance(value, MemRef) and (wanted is None or position in wanted):
             unchanged = value.buffer.constant and given[position] is not None
             array = given[position].given if isinstance(given[position], Held) else given[position]
             found[name] = np.asarray(array) if unchanged else result_array(value, rounding)
     return found
 
 
-def execute(machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str, Any]) -> None:
-    """Lower, run, and look at what is left over."""
-    code = machine.lower_body(entry.body.block.args, entry, f"func @{name}", soft=True)
+def execute(
+    machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str, Any], code: Code | None = None
+) -> None:
+    """Lower unless that was done before, run, and look at what is left over."""
+    if code is None:
+        code = lowered(machine, entry)
     if any(finding.severity == "error" for finding in machine.findings):
         return
     regs = code.registers()
@@ -217,6 +241,15 @@ def execute(machine: Machine, entry: func.FuncOp, name: str, arguments: dict[str
         machine.blame(fault, blamed.code.ops[blamed.pc] or entry)
         return
     _left_over(machine)
+
+
+def lowered(machine: Machine, entry: func.FuncOp) -> Code:
+    """The function's body as the machine runs it; what lowering finds wrong is among the machine's findings.
+
+    Raises:
+        Fault: nothing of it can be lowered.
+    """
+    return machine.lower_body(entry.body.block.args, entry, f"func @{entry.sym_name.data}", soft=True)
 
 
 def _left_over(machine: Machine) -> None:

@@ -54,6 +54,14 @@ class Scheduler:
     started: int = 0
     current: Task | None = None
 
+    def renew(self, limits: Limits) -> None:
+        """Forget every task, for another run."""
+        self.limits = limits
+        self.ready.clear()
+        self.waiting.clear()
+        self.executed = self.started = 0
+        self.current = None
+
     def start(self, task: Task) -> None:
         """Make a new task ready."""
         self.started += 1
