@@ -12,6 +12,7 @@ they are used; SSA names are unique in the module. It judges nothing: `check_pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,15 +60,17 @@ class Text:
 
     def __init__(self) -> None:
         self._maps: dict[str, str] = {}
+        self._sets: dict[str, str] = {}
         self._externals: dict[str, str] = {}
         self._lines: list[str] = []
         self._module: list[str] = []
         self._depth = 1
         self._count = 0
-        self._constants: list[dict[tuple[int, str], Value]] = []
+        self._constants: list[dict[tuple[int | float, str], Value]] = []
 
     def __str__(self) -> str:
         maps = [f"{name} = affine_map<{map_}>" for map_, name in self._maps.items()]
+        maps += [f"{name} = affine_set<{set_}>" for set_, name in self._sets.items()]
         body = [*self._module, *self._externals.values(), *self._lines]
         return "\n".join([*maps, "module {", *body, "}", ""])
 
@@ -125,6 +128,15 @@ class Text:
             yield values
 
     @contextmanager
+    def segments(
+        self, name: str, sizes: tuple[int, int], operands: Sequence[Value]
+    ) -> Generator[tuple[Value, Value, list[Value]], None, None]:
+        """`air.segment` unrolled, one herd of its own an instance: an instance's indices, and its operands inside."""
+        counts = [self.constant(size) for size in sizes]
+        with self._hierarchy(f"air.segment @{name} unroll", counts, operands, {}) as ((x, y), values):
+            yield x, y, values
+
+    @contextmanager
     def herd(
         self,
         name: str,
@@ -149,8 +161,17 @@ class Text:
         with self._region(f"scf.for {counter} = {bounds[0]} to {bounds[1]} step {bounds[2]} {{", isolated=False):
             yield counter
 
-    def constant(self, value: int, kind: str = "index") -> Value:
-        """A whole number, made once a region."""
+    @contextmanager
+    def trips(self, count: int) -> Generator[Value, None, None]:
+        """A loop from 0 to below `count`, or its body alone where it runs once: the compiler doubles what a loop fills."""
+        if count == 1:
+            yield self.constant(0)
+            return
+        with self.loop(0, count) as trip:
+            yield trip
+
+    def constant(self, value: int | float, kind: str = "index") -> Value:
+        """A number, made once a region."""
         for known in reversed(self._constants):
             if (value, kind) in known:
                 return known[value, kind]
@@ -187,6 +208,36 @@ class Text:
         steps = _list([1] * len(sizes))
         words = f"memref.subview {source}[{_list(offsets)}] [{_list(sizes)}] [{steps}] : {source.type} to {kind}"
         return self.op(words, kind, "part")
+
+    def read(self, buffer: Value, at: Value, width: int) -> Value:
+        """`width` elements of a buffer of one dimension from `at` on, as a vector."""
+        part, element = self._strip(buffer, at, width), _element(buffer)
+        vector, first, zero = f"vector<{width}x{element}>", self.constant(0), self.constant(0.0, element)
+        return self.op(
+            f"vector.transfer_read {part}[{first}], {zero} {{in_bounds = [true]}} : {part.type}, {vector}", vector
+        )
+
+    def write(self, values: Value, buffer: Value, at: Value) -> None:
+        """A vector into a buffer of one dimension, from `at` on."""
+        width = int(values.type.partition("<")[2].partition("x")[0])
+        part, first = self._strip(buffer, at, width), self.constant(0)
+        self.line(
+            f"vector.transfer_write {values}, {part}[{first}] {{in_bounds = [true]}} : {values.type}, {part.type}"
+        )
+
+    def _strip(self, buffer: Value, at: Value, width: int) -> Value:
+        if buffer.type.startswith(f"memref<{width}x"):
+            return buffer
+        return self.subview(buffer, [at], [width], memref([width], _element(buffer), L1, strides=[1]))
+
+    def flat(self, value: Value) -> Value:
+        """A dense memref as one of a single dimension, without a copy; inside a launch, where upstream's builders do it."""
+        *extents, element = value.type[len("memref<") : -1].split(", ")[0].split("x")
+        if len(extents) == 1:
+            return value
+        kind = memref([math.prod(int(extent) for extent in extents)], element)
+        dims = _list(range(len(extents)))
+        return self.op(f"memref.collapse_shape {value} [[{dims}]] : {value.type} into {kind}", kind, "flat")
 
     def call(self, symbol: str, operands: Sequence[Value]) -> None:
         """`func.call` of a kernel without results."""
@@ -243,6 +294,11 @@ class Text:
 
 def _window(place: Window | Value) -> Window:
     return place if isinstance(place, Window) else Window(place)
+
+
+def _element(buffer: Value) -> str:
+    """The element type of a memref."""
+    return buffer.type[len("memref<") : -1].split(", ")[0].rpartition("x")[2]
 
 
 def _list(items: Sequence[object]) -> str:
