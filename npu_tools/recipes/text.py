@@ -170,13 +170,27 @@ class Text:
         with self.loop(0, count) as trip:
             yield trip
 
+    @contextmanager
+    def branch(self, condition: Value) -> Generator[None, None, None]:
+        """`scf.if` without results and without an else."""
+        with self._region(f"scf.if {condition} {{", isolated=False):
+            yield
+
+    @contextmanager
+    def where(self, constraints: str, operands: Sequence[Value]) -> Generator[None, None, None]:
+        """`affine.if` over s0, s1, …: `with text.where("s1 - 3 == 0", [x, y]): …`."""
+        symbols = ", ".join(f"s{number}" for number in range(len(operands)))
+        set_ = self._sets.setdefault(f"()[{symbols}] : ({constraints})", f"#set{len(self._sets)}")
+        with self._region(f"affine.if {set_}()[{_list(operands)}] {{", isolated=False):
+            yield
+
     def constant(self, value: int | float, kind: str = "index") -> Value:
         """A number, made once a region."""
         for known in reversed(self._constants):
             if (value, kind) in known:
                 return known[value, kind]
         made = self.name("c", kind)
-        self.line(f"{made} = arith.constant {value} : {kind}")
+        self.line(f"{made} = arith.constant {_number(value)} : {kind}")
         self._constants[-1][value, kind] = made
         return made
 
@@ -294,6 +308,12 @@ class Text:
 
 def _window(place: Window | Value) -> Window:
     return place if isinstance(place, Window) else Window(place)
+
+
+def _number(value: int | float) -> str:
+    """As MLIR reads it: a float has a point."""
+    words = repr(value)
+    return words if isinstance(value, int) or "." in words else words.replace("e", ".0e")
 
 
 def _element(buffer: Value) -> str:
