@@ -35,6 +35,20 @@ _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How the rotation's frequencies are stretched beyond the trained length (npu_tools/rope.py applies it).
+
+    `low`, `high` and `trained` (positions) are the llama3 form's; the linear form has only the factor.
+    """
+
+    kind: Literal["llama3", "linear"]
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    trained: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
 class Dimensions:
     """One decoder-only model. Widths in elements; `head_dim * heads` need not be `emb`."""
 
@@ -55,6 +69,7 @@ class Dimensions:
     rope_scaling: bool = False
     measured: bool = True
     """Whether upstream ran this architecture."""
+    scaling: RopeScaling | None = None
 
     @property
     def q_dim(self) -> int:
@@ -99,7 +114,11 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> Dimensions
     if refused is not None:
         return refused
     family = FAMILIES.get(architecture) or ALIKE[architecture]
+    rope = _rope(config)
     heads, emb = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    kv_heads = _size(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    if heads % kv_heads:
+        raise UnusableInput(f"config.json: {heads} query heads cannot share {kv_heads} key and value heads evenly")
     head_dim = _size(config, "head_dim") if config.get("head_dim") is not None else emb // heads
     return Dimensions(
         name=str(config.get("_name_or_path") or name),
@@ -108,16 +127,17 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> Dimensions
         layers=_size(config, "num_hidden_layers"),
         emb=emb,
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads,
+        kv_heads=kv_heads,
         head_dim=max(1, head_dim),
         hidden=_size(config, "intermediate_size"),
         vocab=_size(config, "vocab_size"),
         norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        rope_theta=_number(config, "rope_theta", 10000.0),
+        rope_theta=_number(rope if "rope_theta" in rope else config, "rope_theta", 10000.0),
         tied=bool(config.get("tie_word_embeddings", False)),
         max_positions=_size(config, "max_position_embeddings") if config.get("max_position_embeddings") else 0,
-        rope_scaling=bool(config.get("rope_scaling")),
+        rope_scaling=_rope_kind(rope) != "default",
         measured=architecture in FAMILIES,
+        scaling=_scaling(config, rope),
     )
 
 
@@ -150,9 +170,54 @@ def _refused(config: Mapping[str, Any], architecture: str) -> Finding | None:
         return _finding("activation", f"{architecture} has {activation} in its FFN; the FFN builders have SwiGLU only")
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
         return _finding("rotary", f"{architecture} rotates part of a head ({config['partial_rotary_factor']})")
+    kind = _rope_kind(_rope(config))
+    if kind not in {"default", "llama3", "linear"}:
+        return _finding(
+            "rope_kind",
+            f"{architecture} scales its rotation by {kind!r}; tables are built for the llama3 and linear forms",
+            f"prompts within max_position_embeddings ({config.get('max_position_embeddings')}) need no scaling of the "
+            "dynamic form: take rope_scaling out of the config" if kind == "dynamic" else "",
+        )  # fmt: skip
+    if isinstance(config.get("quantization_config"), Mapping):
+        return _finding(
+            "quantized",
+            f"{architecture} comes with packed weights (quantization_config); the kernels here take bf16",
+            "give the unquantised checkpoint, or a GGUF file, which is dequantised on reading",
+        )
     if architecture != "Qwen2ForCausalLM" and (config.get("attention_bias") or config.get("mlp_bias")):
         return _finding("bias", f"{architecture} has biases beyond Q, K and V of Qwen2")
     return None
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotation's parameters: `rope_parameters` of newer configs, `rope_scaling` of older ones, empty without."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = config.get(key)
+        if isinstance(found, Mapping) and found:
+            return cast("Mapping[str, Any]", found)
+    return {}
+
+
+def _rope_kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default") if rope else "default"
+
+
+def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = _rope_kind(rope)
+    if kind == "default":
+        return None
+    factor = _number(rope, "factor", 1.0)
+    if factor < 1:
+        raise UnusableInput(f"config.json: rope factor must be at least 1, not {factor}")
+    if kind == "linear":
+        return RopeScaling("linear", factor)
+    trained = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 8192
+    scaling = RopeScaling(
+        "llama3", factor, _number(rope, "low_freq_factor", 1.0), _number(rope, "high_freq_factor", 4.0), int(trained)
+    )
+    if not 0 < scaling.low < scaling.high or scaling.trained < 1:
+        raise UnusableInput("config.json: llama3 rope needs 0 < low_freq_factor < high_freq_factor")
+    return scaling
 
 
 def _windowed(config: Mapping[str, Any]) -> bool:
