@@ -273,6 +273,11 @@ class Recipe:
             if not str(value).strip().isdecimal():
                 raise UnusableInput(f"{self.name}: {name} must be a whole number, not {str(value)[:40]!r}")
             value = int(value)
+        if isinstance(default, float):
+            try:
+                value = float(value)
+            except (TypeError, ValueError):
+                raise UnusableInput(f"{self.name}: {name} must be a number, not {str(value)[:40]!r}") from None
         if setting.choices and value not in setting.choices:
             known_words = ", ".join(repr(choice) for choice in setting.choices)
             raise UnusableInput(f"{self.name}: {name} must be one of {known_words}, not {str(value)[:40]!r}")
