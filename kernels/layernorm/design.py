@@ -22,7 +22,13 @@ def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
 
 
 def layernorm(
-    text: Text, shape: Mapping[str, int], settings: Mapping[str, Any], x: Value, affine: Value, y: Value, suffix: str = ""
+    text: Text,
+    shape: Mapping[str, int],
+    settings: Mapping[str, Any],
+    x: Value,
+    affine: Value,
+    y: Value,
+    suffix: str = "",
 ) -> None:
     """The launch over M rows of N elements, however x and y are shaped. `suffix` tells segments and herds apart."""
     rows, length = shape["M"], shape["N"]

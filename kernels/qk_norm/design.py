@@ -20,7 +20,13 @@ def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
 
 
 def qk_norm(
-    text: Text, shape: Mapping[str, int], settings: Mapping[str, Any], x: Value, weight: Value, y: Value, suffix: str = ""
+    text: Text,
+    shape: Mapping[str, int],
+    settings: Mapping[str, Any],
+    x: Value,
+    weight: Value,
+    y: Value,
+    suffix: str = "",
 ) -> None:
     """The launch, however x and y are shaped: [seq, heads * head_dim] is seq * heads rows. `suffix` tells segments and
     herds apart."""
