@@ -26,6 +26,7 @@ from kb.files import read_record
 from kb.lexical import Segment
 from kb.migrations import lift
 from kb.records import Record, record_from_dict
+from kb.skills import SKILL_FILE, read_skill, skill_files
 
 FORMAT = 1
 MANIFEST, RECORDS, POSTINGS, VECTORS = "manifest.json", "records.jsonl", "postings.npz", "vectors.npz"
@@ -62,15 +63,16 @@ class Corpus:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Every record file below `folder`, in a fixed order."""
-    return sorted(p for p in folder.rglob("*.md") if p.name != "README.md")
+    """Every record file below `folder`, in a fixed order, then the skills in `skills` beside it."""
+    records = sorted(p for p in folder.rglob("*.md") if p.name != "README.md")
+    return [*records, *skill_files(folder.parent / "skills")]
 
 
 def source_digest(folder: Path) -> str:
     """A digest of the record files' names and contents."""
     digest = blake2b(digest_size=16)
     for path in record_files(folder):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        digest.update(path.relative_to(folder.parent).as_posix().encode() + b"\0")
         digest.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return digest.hexdigest()
 
@@ -81,11 +83,11 @@ def read_all(folder: Path) -> tuple[dict[str, Record], list[str]]:
     problems: list[str] = []
     for path in record_files(folder):
         try:
-            record = read_record(path)
+            record = read_skill(path) if path.name == SKILL_FILE else read_record(path)
         except FileInvalid as error:
             problems.append(str(error))
             continue
-        if record.id != path.stem:
+        if record.id != path.stem and path.name != SKILL_FILE:
             problems.append(f"{path}: id {record.id!r} differs from the file name")
         if record.id in records:
             problems.append(f"{path}: id {record.id!r} stands in another file too")

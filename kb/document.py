@@ -6,11 +6,12 @@ doc.weights["pingpong"], doc.passages[0], doc.signatures
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from kb.diagnostic import STRONG, weigh
-from kb.records import Dispute, KernelNote, KernelRow, Lesson, ModelRow, Record, Trajectory
+from kb.records import Dispute, KernelNote, KernelRow, Lesson, ModelRow, Record, Skill, Trajectory
 from kb.signature import is_telling, signature_of
 from kb.tokens import terms
 
@@ -118,6 +119,9 @@ def _fields(record: Record) -> list[tuple[str, float]]:
             claims = " ".join(position.claim for position in record.positions)
             return [*common, (f"{record.topic} {record.better_supported}", 1.5),
                     (f"{claims} {record.reason or ''} {record.notes}", 1.0)]  # fmt: skip
+        case Skill():
+            return [*common, (record.description, 2.0), (" ".join(record.aliases).replace("-", " "), 1.0),
+                    (record.body, 0.3)]  # fmt: skip
 
 
 def _passages(record: Record) -> tuple[str, ...]:
@@ -130,4 +134,6 @@ def _passages(record: Record) -> tuple[str, ...]:
         passages.append(record.cause[:600])
     elif isinstance(record, KernelNote):
         passages.append(record.note[:600])
+    elif isinstance(record, Skill):
+        passages.extend(re.split(r"(?<=[.:;,]) ", record.description))
     return tuple(dict.fromkeys(p for p in passages if p.strip()))[:MAX_PASSAGES]

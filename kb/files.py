@@ -62,6 +62,22 @@ def parse_fields(text: str, where: str = "record") -> dict[str, Any]:
     Raises:
         FileInvalid: not front matter plus known sections.
     """
+    front, body, first = read_front_matter(text, where)
+    data = lift(front)
+    kind = data.get("kind", "lesson")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise FileInvalid(f"{where}: kind {str(kind)[:40]!r} is not one of {', '.join(KINDS)}")
+    data["kind"] = kind
+    _sections(body, data, KINDS[kind].SECTIONS, where, first)
+    return data
+
+
+def read_front_matter(text: str, where: str) -> tuple[dict[str, Any], list[str], int]:
+    """The front matter of a file's text, the lines after it, and the number of the first of those.
+
+    Raises:
+        FileInvalid: too long, or no front matter.
+    """
     if len(text) > MAX_FILE_BYTES:
         raise FileInvalid(f"{where}: {len(text)} characters, over {MAX_FILE_BYTES}; a record is one lesson, split it")
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -72,14 +88,7 @@ def parse_fields(text: str, where: str = "record") -> dict[str, Any]:
         end = next(i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---")
     except StopIteration:
         raise FileInvalid(f"{where}: the front matter has no closing '---'") from None
-    data = _front_matter("\n".join(lines[1:end]), where)
-    data = lift(data)
-    kind = data.get("kind", "lesson")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise FileInvalid(f"{where}: kind {str(kind)[:40]!r} is not one of {', '.join(KINDS)}")
-    data["kind"] = kind
-    _sections(lines[end + 1 :], data, KINDS[kind].SECTIONS, where, end + 2)
-    return data
+    return _front_matter("\n".join(lines[1:end]), where), lines[end + 1 :], end + 2
 
 
 def _front_matter(text: str, where: str) -> dict[str, Any]:

@@ -31,7 +31,17 @@ from kb.filters import PHASES, Filters, device_target
 from kb.lexical import Segment
 from kb.query import Query, read_query
 from kb.rank import Ranking
-from kb.records import ID_PATTERN, MAX_TEXT_CHARS, KernelRow, Lesson, Provenance, Record, record_from_dict, texts_of
+from kb.records import (
+    ID_PATTERN,
+    MAX_TEXT_CHARS,
+    KernelRow,
+    Lesson,
+    Provenance,
+    Record,
+    Skill,
+    record_from_dict,
+    texts_of,
+)
 from kb.redact import instructions_in, redact, redact_value
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
@@ -45,6 +55,8 @@ TAIL_DOCUMENTS = 2000
 """User records indexed since the saved index before it is written again."""
 SOLID_CONFIDENCE = 0.7
 """From this confidence on, a reviewed lesson holds its place against unreviewed ones on the same failure."""
+SKILL_CONFIDENCE = 0.5
+"""Below it no skill is offered: the wrong one costs an agent more than none (kb/skills/triggers.toml)."""
 FLAGGED_SHARE = 0.8
 """What is left of the score of a record whose text reads like orders to an agent."""
 NEAR_DUPLICATE = 0.8
@@ -185,10 +197,17 @@ class Memory:
             stored = self.store.get(record_id) if self.store is not None else None
             if stored is not None:
                 return self._hit(record_id, stored.record, stored, 1.0, ())
+        called = next((skill for skill in self.skills() if record_id in skill.aliases), None)
+        if called is not None:  # the paper and upstream name some skills otherwise
+            return self._hit(called.id, called, None, 1.0, ())
         shown = record_id[:80].encode("ascii", "replace").decode()
         near = difflib.get_close_matches(record_id[:100], list(self.corpus.records), 3, 0.5)
         hint = f"; near: {', '.join(near)}" if near else "; use search to find records"
         raise NotFound(f"no record {shown!r}{hint}")
+
+    def skills(self) -> list[Skill]:
+        """The skills, in the order of their names."""
+        return [record for record in self.corpus.records.values() if isinstance(record, Skill)]
 
     def history(self, record_id: str) -> list[Event]:
         """Everything that happened to a record in this home."""
@@ -230,7 +249,10 @@ class Memory:
             ordered = self._by_standing(found, lambda: ask(shelves[:1]))
             hits = tuple(self._as_hit(candidate, found) for candidate in ordered[: max(1, limit)])
         shown = tuple(signature_of(line).text for line in query.shown)
-        no_match = not ordered or not self._ranking.knows(self._evidence(ordered[0], found), found.dense)
+        if filters.kinds == ("skill",):  # a task has none of the marks of a failure that `knows` looks for
+            no_match = not hits or hits[0].confidence < SKILL_CONFIDENCE
+        else:
+            no_match = not ordered or not self._ranking.knows(self._evidence(ordered[0], found), found.dense)
         return Answer(
             hits, no_match, hits[0].confidence if hits else 0.0, shown, query.facets[:12], (*self._warnings, *warnings)
         )
@@ -474,6 +496,8 @@ class Memory:
                 if event.type == "outcome":
                     said = self._standing.votes.setdefault(event.record_id, {})
                     said[str(event.data.get("client", ""))] = bool(event.data.get("helped"))
+                elif event.type == "withdrawn":
+                    self._drop(event.record_id)
             self._index(list(self.store.changed_since(self._seq)))
             self._seq = newest
             self._save_if_due()
@@ -482,18 +506,22 @@ class Memory:
         if not changed or self.store is None:
             return
         for stored in changed:
-            name = stored.record.id
-            self._cache.pop(name, None)
-            for segment, dropped in zip(self._user.segments, self._user.dropped, strict=True):
-                number = segment.number_of(name)
-                if number is not None:
-                    dropped.add(number)
-            self._unembedded[name] = None
+            self._drop(stored.record.id)
+            self._unembedded[stored.record.id] = None
         self._user.add(Segment.build([document_of(stored.record) for stored in changed]))
         self._tail += len(changed)
         # Few segments keep a query quick: fold the small ones together as they pile up.
         if len(self._user.segments) > 24:
             self._compact(keep_largest=True)
+
+    def _drop(self, record_id: str) -> None:
+        """Forget what the index holds of a record that was changed or withdrawn."""
+        self._cache.pop(record_id, None)
+        self._unembedded.pop(record_id, None)
+        for segment, dropped in zip(self._user.segments, self._user.dropped, strict=True):
+            number = segment.number_of(record_id)
+            if number is not None:
+                dropped.add(number)
 
     def _save_if_due(self) -> None:
         """Save the index once enough is new; never inside a write, which may yet be rolled back."""

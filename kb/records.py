@@ -255,7 +255,20 @@ class Dispute(_Record):
     notes: Text = ""
 
 
-Record = Annotated[Lesson | KernelNote | KernelRow | Trajectory | ModelRow | Dispute, Field(discriminator="kind")]
+class Skill(_Record):
+    """How to do one part of a deployment: an Agent Skill (`kb.skills`). `aliases`: other names it goes by."""
+
+    SECTIONS: ClassVar = {"Description": "description", "Body": "body"}
+
+    kind: Literal["skill"] = "skill"
+    description: Annotated[Text, Field(min_length=3, max_length=1024)]
+    aliases: Names = []
+    body: Annotated[Text, Field(min_length=3)]
+
+
+Record = Annotated[
+    Lesson | KernelNote | KernelRow | Trajectory | ModelRow | Dispute | Skill, Field(discriminator="kind")
+]
 KINDS: dict[str, type[_Record]] = {
     "lesson": Lesson,
     "kernel_note": KernelNote,
@@ -263,6 +276,7 @@ KINDS: dict[str, type[_Record]] = {
     "trajectory": Trajectory,
     "model_row": ModelRow,
     "dispute": Dispute,
+    "skill": Skill,
 }
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Record)
 

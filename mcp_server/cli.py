@@ -41,10 +41,11 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 def main() -> NoReturn:
     """Run the command line (`mcp_server.start` comes before it)."""
-    from mcp_server import cli_bench, cli_npu, cli_upkeep
+    from mcp_server import cli_bench, cli_npu, cli_skills, cli_upkeep
 
     cli_npu.register(app)
     cli_upkeep.register(app)
+    app.add_typer(cli_skills.skills_app, name="skills")
     cli_bench.register()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -124,7 +125,7 @@ def explain(
 def search(
     query: Annotated[list[str], typer.Argument(help="Words, names, a shape.")],
     kind: Annotated[
-        str | None, typer.Option(help="lesson, kernel_note, kernel_row, trajectory, model_row or dispute.")
+        str | None, typer.Option(help="lesson, kernel_note, kernel_row, trajectory, model_row, dispute or skill.")
     ] = None,
     device: DeviceOption = None,
     component: ComponentOption = None,

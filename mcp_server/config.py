@@ -38,6 +38,7 @@ class Config:
     home: Path
     corpus: Path
     compiled: Path
+    skills: Path = field(default_factory=lambda: package_folder("kb") / "skills")
     weights: tuple[Path, ...] = ()
     dense: bool = True
     chroma: tuple[str, int, bool] | None = None

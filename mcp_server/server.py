@@ -25,6 +25,7 @@ from mcp_server.filtering import COMPONENT, DEVICE, KERNEL, MODEL, PHASE, filter
 from mcp_server.npu import add_npu_tools
 from mcp_server.places import Places
 from mcp_server.replies import ContributeReply, Detail, ExplainReply, OutcomeReply, RecordReply, SearchReply
+from mcp_server.skills import add_skills
 
 if TYPE_CHECKING:
     from kb import Memory
@@ -39,6 +40,7 @@ Herdbook remembers how failures on AMD XDNA NPUs (Ryzen AI; MLIR-AIR, MLIR-AIE/I
 Paste all of it; noise is fine. A described symptom ("output is all zeros from the second call on") works too.
 - no_match means no known match: do not force a nearest record onto the problem.
 - A plan, a kernel, a shape, a limit, a measured figure: call search, then get for the whole record.
+- Before a part of a deployment (or to debug one): search(kind="skill"), then get that skill and follow it. deploy-new-llm is where a whole model starts.
 - After a fix was tried: call report_outcome. After solving something new: call contribute_lesson.
 - Before compiling anything: call check (a program, a kernel with shape and tiles, or a model's config.json). Then compile, \
 run (on the emulator; no NPU needed) and gate the output against an FP32 reference. Long work is a job: call job to wait for it.
@@ -50,7 +52,7 @@ _Category = Literal[
     "bo_corruption", "compile", "driver_install", "integration", "numerics", "performance",
     "placement", "process", "resource_limit", "routing", "runtime_error", "runtime_hang",
 ]  # fmt: skip
-_Kind = Literal["lesson", "kernel_note", "kernel_row", "trajectory", "model_row", "dispute"]
+_Kind = Literal["lesson", "kernel_note", "kernel_row", "trajectory", "model_row", "dispute", "skill"]
 _Status = Literal["documented", "observed", "reproduced", "superseded", "disputed"]
 
 _Device = Annotated[str | None, Field(description=DEVICE, max_length=40)]
@@ -157,6 +159,7 @@ def build_server(
     add_npu_tools(server, Places(config.home, config.workspace, confined), recall)
     _add_resources(server, recall)
     _add_prompts(server)
+    add_skills(server, config.skills)
     if warm:
         recall.warm()
     return server
@@ -196,7 +199,7 @@ def _add_asking(server: MCPServer[Any], recall: LazyMemory) -> None:
         versions: _Versions = None,
         limit: Annotated[int, Field(ge=1, le=25)] = 8,
     ) -> SearchReply:
-        """Records of any kind: lessons, kernel notes, measured rows, trajectories, model rows, disputes. In brief; use get for one."""
+        """Records of any kind: lessons, kernel notes, measured rows, trajectories, model rows, disputes, skills. In brief; use get for one."""
         filters = filters_of(device, component, phase, kernel, model, versions, status, kind)
 
         def ask() -> SearchReply:

@@ -22,6 +22,7 @@ from kb.records import (
     ModelRow,
     Position,
     Provenance,
+    Skill,
     Step,
     Trajectory,
 )
@@ -86,6 +87,7 @@ RECORDS: dict[str, st.SearchStrategy[Record]] = {
         Dispute, **common, topic=name, better_supported=name, reason=st.none() | name, notes=st.just("") | text,
         positions=st.lists(st.builds(Position, claim=name, source=name), min_size=2, max_size=3),
     ),
+    "skill": st.builds(Skill, **common, description=text, aliases=names, body=text),
 }  # fmt: skip
 
 

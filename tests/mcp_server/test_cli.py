@@ -156,3 +156,19 @@ def test_the_editor_is_opened_on_a_template_and_its_text_is_stored(cli: Cli, tmp
     os.close(controller)
     os.close(terminal)
     assert json.loads(done.stdout)["id"] == "from-editor", done.stderr
+
+
+def test_the_search_agents_use_brings_up_the_right_skill_for_every_trigger_prompt(
+    weights: Path, tmp_path: Path
+) -> None:
+    """With dense search; the prompts are data in kb/skills/triggers.toml."""
+    dense = Cli(tmp_path / "home")
+    dense.environment |= {"HERDBOOK_DENSE": "1", "HERDBOOK_WEIGHTS": str(weights)}
+    said = dense.json("skills", "check")
+    assert (said["missed"], said["dense"]) == ([], True)
+
+
+def test_skills_install_into_the_agents_folder_of_the_project(cli: Cli, tmp_path: Path) -> None:
+    done = cli.json("skills", "install", "--to", str(tmp_path / "skills"))
+    assert (done["new"], done["changed"]) == (15, 0)
+    assert cli.json("skills", "install", "somebody", code=2)["error"]

@@ -399,8 +399,10 @@ def test_records_and_the_index_are_resources(lexical_config: Config, memory: Mem
         )
 
     templates, listed, (record,), (index,) = talk(lexical_config, read)
-    assert [template.uri_template for template in templates.resource_templates] == ["herdbook://record/{record_id}"]
-    assert [str(resource.uri) for resource in listed.resources] == ["herdbook://index"]
+    assert [template.uri_template for template in templates.resource_templates] == [
+        "herdbook://record/{record_id}", "skill://{name}/SKILL.md",
+    ]  # fmt: skip
+    assert [str(resource.uri) for resource in listed.resources] == ["herdbook://index", "skill://index.json"]
     assert record.mime_type == index.mime_type == "text/markdown"
     assert record.text == dump_record(lesson)
     assert f"- lesson: {len(lessons(memory))}" in index.text
@@ -437,7 +439,7 @@ def test_prompts_look_up_and_write(lexical_config: Config) -> None:
         )
 
     listed, look_up, write = talk(lexical_config, get)
-    assert [prompt.name for prompt in listed.prompts] == ["look_up_error", "write_lesson"]
+    assert [prompt.name for prompt in listed.prompts] == ["look_up_error", "write_lesson", "follow_skill"]
     assert all(prompt.description for prompt in listed.prompts)
     assert KNOWN in look_up.messages[0].content.text
     assert "data, not instructions" in look_up.messages[0].content.text
@@ -449,3 +451,41 @@ def test_a_wrong_prompt_request_is_told_what_is_missing(lexical_config: Config, 
     refused = refusal(lexical_config, lambda client: client.get_prompt(name))
     assert refused.code == -32602
     assert said in str(refused)
+
+
+def test_skills_are_served_as_resources_with_digests(lexical_config: Config) -> None:
+    async def read(client: Client) -> tuple[dict[str, Any], str]:
+        listed = await client.read_resource("skill://index.json")
+        skill = await client.read_resource("skill://routing-congestion/SKILL.md")
+        return json.loads(listed.contents[0].text), skill.contents[0].text  # type: ignore[union-attr]
+
+    index, text = talk(lexical_config, read)
+    assert len(index["skills"]) == 15
+    assert all(len(skill["sha256"]) == 64 for skill in index["skills"])
+    assert text.startswith("---\nname: debug-multi-launch-merge\n")
+
+
+def test_an_unknown_skill_names_those_there_are(lexical_config: Config) -> None:
+    met = refusal(lexical_config, lambda client: client.read_resource("skill://nothing/SKILL.md"))
+    assert "deploy-new-llm" in str(met)
+
+
+def test_a_skill_is_a_prompt(lexical_config: Config) -> None:
+    async def ask(client: Client) -> str:
+        prompt = await client.get_prompt("follow_skill", {"name": "bo-corruption", "task": "K is stale"})
+        return prompt.messages[0].content.text  # type: ignore[union-attr]
+
+    said = talk(lexical_config, ask)
+    assert "K is stale" in said
+    assert "# Buffer corruption" in said
+
+
+def test_an_agent_without_resources_finds_a_skill_by_search_and_get(lexical_config: Config) -> None:
+    async def ask(client: Client) -> tuple[Any, Any]:
+        found = await client.call_tool("search", {"query": "prefill takes too long", "kind": "skill"})
+        whole = await client.call_tool("get", {"id": "phase-4-prefill-optimization"})
+        return found.structured_content, whole.structured_content
+
+    found, whole = talk(lexical_config, ask)
+    assert found["hits"][0]["id"] == "phase-4-prefill-optimization"
+    assert "## Gate" in whole["markdown"].replace("\\##", "##")
