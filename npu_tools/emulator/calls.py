@@ -13,6 +13,7 @@ from npu_tools.emulator.code import Builder
 from npu_tools.emulator.counters import KernelCount
 from npu_tools.emulator.deferred import can_wait, put_off
 from npu_tools.emulator.effects import is_memref
+from npu_tools.emulator.journal import Call
 from npu_tools.emulator.kernels import ExternalKernel, known_symbols, lookup, surroundings_of
 from npu_tools.emulator.tasks import Task
 from npu_tools.emulator.types import Fault, Instruction
@@ -110,6 +111,8 @@ class Externals:
 
             def later(frame: Any) -> None:
                 regs = frame.regs
+                if machine.pool.journal is not None:
+                    machine.pool.journal.spoil()
                 put_off(kernel, numerics, [regs[slot] for slot in slots])
                 lanes = frame.gx * frame.gy
                 count.calls += lanes
@@ -129,6 +132,8 @@ class Externals:
             for index in both:
                 arguments[index] = regs[slots[index]].array()
             run(numerics, *arguments)
+            if machine.pool.journal is not None:
+                machine.pool.journal.note(Call(kernel, numerics, tuple(arguments)))
             lanes = frame.gx * frame.gy
             count.calls += lanes
             count.macs += macs * lanes

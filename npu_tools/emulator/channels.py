@@ -45,6 +45,8 @@ class Stream:
     gets: int = 0
     put_elements: int = 0
     get_elements: int = 0
+    joined: int = 0
+    """How often what one get takes had to be put together from several puts."""
     receivers: list[Any] = field(default_factory=list[Any])
     senders: list[Any] = field(default_factory=list[Any])
 
@@ -91,6 +93,7 @@ class Stream:
             chunk.taken += len(data)
             if chunk.taken == len(chunk.data):
                 self.chunks.popleft()
+        self.joined += len(parts) > 1
         mask = np.concatenate(masks) if any(part.any() for part in masks) else None
         return (parts[0] if len(parts) == 1 else np.concatenate(parts)), mask, clock
 

@@ -27,6 +27,7 @@ from npu_tools.emulator.control import copies, one_number
 from npu_tools.emulator.lanes import Lanes
 from npu_tools.emulator.memory import MemRef
 from npu_tools.emulator.movement import memory_op
+from npu_tools.emulator.repeats import Repeated
 from npu_tools.emulator.tasks import Pending, Task, Token, Wait, detached
 from npu_tools.emulator.types import Fault, Instruction
 
@@ -138,6 +139,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
     is_herd, is_launch = isinstance(op, HerdOp), isinstance(op, LaunchOp | RankOp)
     holder = builder.fresh()
     side_by_side = machine.iterations_abreast(op)
+    repeated = machine.repeated(op, body) if side_by_side[0] == 1 else None
     touches = machine.touches(op, builder)
 
     def spawn(frame: Any) -> None:
@@ -157,7 +159,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
         if is_herd:
             start_herd(machine, task, body, pending, extents, values)
         elif is_launch:
-            start_launch(machine, task, body, pending, extents, values, side_by_side)
+            start_launch(machine, task, body, pending, extents, values, side_by_side, repeated)
         else:
             start_segment(machine, task, body, pending, extents, values)
         task.regs[holder] = (pending,)
@@ -272,16 +274,23 @@ def start_launch(
     extents: list[int],
     values: list[Any],
     side_by_side: tuple[int, int],
+    repeated: Repeated | None,
 ) -> None:
-    """One iteration after the other, the last dimension fastest; or some at once, the first excepted."""
+    """One iteration after the other, the last dimension fastest; or some at once, or all by steps, the first excepted."""
     points = product(*(range(extent) for extent in extents))
     pending.left = 1
     most, axis = side_by_side
 
     first = machine.counters.launch_iterations
+    plan = None if repeated is None or not repeated.begin(values) else repeated
 
     def iterate() -> None:
-        together = list(islice(points, most if machine.counters.launch_iterations > first else 1))
+        begun = machine.counters.launch_iterations > first
+        if plan is not None and begun and plan.learnt():
+            stuck = plan.repeat(points, [*extents, *values])
+            together = [] if stuck is None else [stuck]
+        else:
+            together = list(islice(points, most if begun else 1))
         if not together:
             machine.scheduler.finish(pending)
             return

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
 from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp, SegmentOp
-from npu_tools.emulator import abreast, control, hierarchy, memops, turns
+from npu_tools.emulator import abreast, control, hierarchy, memops, repeats, turns
 from npu_tools.emulator.calls import Externals
 from npu_tools.emulator.channels import Channel
 from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, Touch, end_task
@@ -31,6 +31,7 @@ from npu_tools.emulator.tasks import Task
 from npu_tools.emulator.trace import Recorder
 from npu_tools.emulator.types import Fault, Instruction, Lower
 from npu_tools.emulator.views import copied_bytes
+from npu_tools.emulator.windows import Locate
 from npu_tools.emulator.writers import Writers
 from npu_tools.findings import Finding, Severity
 
@@ -80,6 +81,8 @@ class Machine:
         self.channels: dict[str, Channel] = {}
         self._buffers: dict[str, Buffer] = {}
         self._codes: dict[Operation, Code] = {}
+        self.windows: dict[Operation, Locate] = {}
+        """The windows of channel puts and gets, by op."""
         self._seen: set[tuple[str, int, int]] = set()
         carried: dict[str, Attribute] = {}
         homes: dict[str, set[Operation | None]] = {}
@@ -118,6 +121,7 @@ class Machine:
         self.findings, self._seen = list(findings), set(seen)
         self.counters.clear()
         self.pool.limit, self.pool.live, self.pool.peak = max_bytes, 0, 0
+        self.pool.journal = None
         self.scheduler.renew(limits)
         self.relays = Relays(self)
         self.writers = Writers(lambda fault, task: self._fault_in(fault, task))
@@ -170,6 +174,14 @@ class Machine:
             fit = abreast.L2_BYTES // max(1, copied_bytes(op, self.effects))
             most = max(most, min(abreast.WIDEST, fit))
         return most, axis
+
+    def repeated(self, op: Hierarchy, code: Code) -> repeats.Repeated | None:
+        """How the iterations of a launch after the first can be done by steps; None where they are run."""
+        if self.grouping != "lifted" or self.trace is not None or self.numerics.report is not None:
+            return None
+        if not isinstance(op, LaunchOp) or not repeats.alike(op, self.functions):
+            return None
+        return repeats.Repeated(self, op, code)
 
     def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides in elements of the buffer a value is given."""

@@ -108,12 +108,16 @@ class Buffer:
         """Copy what so far is a view of another buffer."""
         view, self.alias = self.alias, None
         if view is not None:
+            if self.pool.journal is not None:
+                self.pool.journal.spoil()
             self.reshape_lanes((view.shape[0], view.shape[1])).reshape(view.shape)[...] = view
 
     def borrow(self, source: Buffer, view: Array) -> None:
         """Be a view of another buffer's elements until one of the two is written."""
         if self.data is not None:
             self.pool.give(self.data.nbytes)
+        if self.pool.journal is not None:
+            self.pool.journal.spoil()
         self.data, self.alias, self.source, self.lent = None, view, source, False
         self.version += 1
         self.all_written()
@@ -165,6 +169,8 @@ class Buffer:
         """Copy what calls put off look at, before it is changed in place."""
         self.call_back()
         if self.lent and self.data is not None:
+            if self.pool.journal is not None:
+                self.pool.journal.spoil()
             self.data = self.data.copy()
             self.version += 1
         self.lent = False
@@ -185,6 +191,8 @@ class Buffer:
         self.pool.take(new.nbytes - old.nbytes, f"{self.name} ({self.shape})")
         if missing >= 0:
             new[...] = old
+            if self.pool.journal is not None:
+                self.pool.journal.copied(new, old)
         self.data = new
         self.version += 1
         if mask is not None:
@@ -404,12 +412,16 @@ class MemRef:
                 buffer.reshape_lanes((vx, vy))
             self.array()[...] = values
             buffer.unwritten, buffer.missing = None, 0
+            if buffer.pool.journal is not None and buffer.space != 0:
+                buffer.pool.journal.copied(self.array(), values)
             return
         self._separate(vx, vy)
         view = self.array()
         if (view.shape[0] == 1 and vx > 1) or (view.shape[1] == 1 and vy > 1):
             values = _last_lane(view, values)
         view[...] = values
+        if buffer.pool.journal is not None and buffer.space != 0:
+            buffer.pool.journal.copied(view, values)
         if buffer.missing:
             self._mark_written(unwritten)
         elif unwritten is not None:

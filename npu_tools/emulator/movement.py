@@ -13,6 +13,7 @@ from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp, DmaMemcpyNdOp
 from npu_tools.emulator.channels import Channel, Chunk, Stream, Where, index_key, lane_indices
 from npu_tools.emulator.code import Builder
 from npu_tools.emulator.elements import bits_of, from_device_bytes, memory_space, to_device_bytes
+from npu_tools.emulator.journal import Journal, Load, Save
 from npu_tools.emulator.memops import memref_type
 from npu_tools.emulator.memory import MemRef
 from npu_tools.emulator.outside import Outside, OutsideWindow
@@ -143,7 +144,7 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
     """Send a window. Cores wait while the channel holds its depth of transfers; launches and segments do not."""
     channel = channel_of(op, builder)
     targets = compile_indices(op, builder, channel.targets)
-    find = compile_window(builder, op.memref, op.window, "the window")
+    find = builder.machine.windows[op] = compile_window(builder, op.memref, op.window, "the window")
     pads = pads_of(op)
     machine = builder.machine
     scheduler = machine.scheduler
@@ -169,6 +170,9 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
         count = int(np.prod(values.shape[2:]))
         flat = _flat_copy(values, count)
         masks = None if mask is None else _flat_copy(mask, count)
+        if machine.pool.journal is not None:
+            plain = masks is None and pads is None and not mixed
+            _note_put(machine.pool.journal, op, flat.reshape(values.shape), values, plain)
         if mixed:
             flat = to_device_bytes(flat, element)
             masks = None if masks is None else np.repeat(masks, bits // 8, axis=2)
@@ -189,6 +193,15 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
         return None
 
     return put
+
+
+def _note_put(journal: Journal, op: ChannelPutOp, flat: Array, values: Array, plain: bool) -> None:
+    if not plain:
+        journal.spoil()
+    elif memory_space(memref_type(op.memref)) == 0:
+        journal.note(Load(op, flat), flat.nbytes)
+    else:
+        journal.copied(flat, values)
 
 
 def _flat_copy(values: Array, count: int) -> Array:
@@ -219,7 +232,7 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     """Receive into a window: waits until as many elements as it holds have come."""
     channel = channel_of(op, builder)
     sources = compile_indices(op, builder, channel.stream)
-    find = compile_window(builder, op.memref, op.window, "the window")
+    find = builder.machine.windows[op] = compile_window(builder, op.memref, op.window, "the window")
     machine = builder.machine
     scheduler = machine.scheduler
     level = LEVELS.get(memory_space(memref_type(op.memref)), "L3")
@@ -248,7 +261,7 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
                 needed[id(stream)] = needed.get(id(stream), 0) + count
             if any(stream.available < needed[id(stream)] for stream in streams):
                 return _data(machine, task, channel, streams, count)
-        _receive(task, window, streams, count, element if mixed else None)
+        _receive(task, op, window, streams, count, element if mixed else None)
         if relayed and not task.beside:
             machine.relays.note(task, window.buffer, get, op, streams[0])
         for stream in streams:
@@ -265,7 +278,9 @@ def get_instruction(op: ChannelGetOp, builder: Builder) -> Instruction:
     return get
 
 
-def _receive(task: Task, window: MemRef, streams: list[Stream], count: int, element: Attribute | None) -> None:
+def _receive(
+    task: Task, op: ChannelGetOp, window: MemRef, streams: list[Stream], count: int, element: Attribute | None
+) -> None:
     """Take from the streams into the window; `element` is what travelling bytes stand for."""
     taken = [stream.take(count) for stream in streams]
     if element is not None:
@@ -274,13 +289,21 @@ def _receive(task: Task, window: MemRef, streams: list[Stream], count: int, elem
     task.clock = max(task.clock, *(clock for _, _, clock in taken))
     first = taken[0][0]
     no_mask = all(mask is None for _, mask, _ in taken)
+    journal = window.buffer.pool.journal
+    if journal is not None and (element is not None or not no_mask):
+        journal.spoil()
     if all(data is first for data, _, _ in taken) and no_mask:
-        window.write(first.reshape(1, 1, *window.shape))
+        whole = first.reshape(1, 1, *window.shape)
+        window.write(whole)
+        if journal is not None and window.buffer.space == 0:
+            journal.note(Save(op, whole))
         return
     values = np.empty((task.gx, task.gy, count), first.dtype)
     flat = values.reshape(-1, count)
     for lane, (data, _, _) in enumerate(taken):
         flat[lane] = data
+        if journal is not None:
+            journal.copied(flat[lane], data)
     unwritten: Array | None = None
     if not no_mask:
         unwritten = np.zeros(values.shape, np.bool_)
@@ -289,7 +312,10 @@ def _receive(task: Task, window: MemRef, streams: list[Stream], count: int, elem
             if mask is not None:
                 masks[lane] = mask
         unwritten = unwritten.reshape(task.gx, task.gy, *window.shape)
-    window.write(values.reshape(task.gx, task.gy, *window.shape), unwritten)
+    spread = values.reshape(task.gx, task.gy, *window.shape)
+    window.write(spread, unwritten)
+    if journal is not None and window.buffer.space == 0:
+        journal.note(Save(op, spread))
 
 
 def _by_element(mask: Array | None, count: int) -> Array | None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from npu_tools.emulator.types import Fault
+
+if TYPE_CHECKING:
+    from npu_tools.emulator.journal import Journal
 
 LEVELS = {0: "L3", 1: "L2", 2: "L1"}
 
@@ -16,6 +20,8 @@ class Pool:
     limit: int
     live: int = 0
     peak: int = 0
+    journal: Journal | None = None
+    """What happens to memory is noted here, while somebody wants to know."""
 
     def take(self, count: int, what: str) -> None:
         """Account for `count` more bytes.
@@ -27,7 +33,7 @@ class Pool:
             raise Fault(
                 "memory-limit",
                 f"{what} takes {count:,} bytes on top of {self.live:,} alive, over the limit of {self.limit:,}",
-                "run a smaller shape, free buffers earlier (memref.dealloc), or raise max_bytes",
+                "run a smaller shape, free buffers earlier (memref.dealloc), or raise the memory limit (--memory-mb on the command line, memory_mb over MCP, max_bytes in Python)",
             )
         self.live += count
         self.peak = max(self.peak, self.live)
