@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp
+from npu_tools.emulator import strips
 from npu_tools.emulator.affine import compile_map, compile_set
 from npu_tools.emulator.code import ARRIVED, Builder, Structured
 from npu_tools.emulator.lanes import Lanes, rectangles
@@ -157,6 +158,7 @@ def lower_scf_for(op: Operation, builder: Builder) -> None:
     block = op.body.block
     last = block.last_op
     yielded = last.operands if last is not None and last.name == "scf.yield" else ()
+    at_once = strips.shortcut(op, builder)
     lower_loop(
         builder,
         block,
@@ -167,6 +169,8 @@ def lower_scf_for(op: Operation, builder: Builder) -> None:
         op.results,
         tuple(yielded),
     )
+    if at_once is not None:
+        at_once(builder.here())
 
 
 def bound_from_map(builder: Builder, affine_map: AffineMap, operands: Sequence[SSAValue], *, lowest: bool) -> Bound:

@@ -30,7 +30,9 @@ from npu_tools.emulator.types import Fault, Instruction
 
 def prop(op: Operation, name: str) -> Attribute | None:
     """A property or attribute of an op."""
-    return op.properties.get(name) or op.attributes.get(name)
+    found = op.properties.get(name)
+    # An IntegerAttr of 0 counts as false.
+    return found if found is not None else op.attributes.get(name)
 
 
 def memref_type(value: SSAValue) -> MemRefType[Any]:
