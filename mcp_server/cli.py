@@ -27,6 +27,9 @@ app = typer.Typer(
     epilog="Start with 'herdbook demo'. Connect an agent with 'herdbook connect HOST'.",
 )
 
+_PARSER_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What the option parser raises: typer's own class or click's, by typer's version."""
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 DeviceOption = Annotated[str | None, typer.Option(help=DEVICE)]
 ComponentOption = Annotated[str | None, typer.Option(help=COMPONENT)]
@@ -53,16 +56,19 @@ def main() -> NoReturn:
     from kb import KbError
     from npu_tools.errors import NpuToolsError
 
+    as_json = "--json" in sys.argv
     try:
-        app()
+        code = app(standalone_mode=not as_json)
+    except _PARSER_ERROR as error:
+        fail(cast("Any", error).format_message() or "no command given; see herdbook --help", as_json=True)
     except (KbError, NpuToolsError) as error:
-        fail(str(error), as_json="--json" in sys.argv)
+        fail(str(error), as_json=as_json)
     except BrokenPipeError:
         sys.exit(0)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("herdbook: stopped", file=sys.stderr)
         sys.exit(2)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def open_memory() -> Memory:

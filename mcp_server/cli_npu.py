@@ -450,11 +450,13 @@ def _words(value: Any) -> str:
 
 
 def _show_rounding(rows: list[dict[str, Any]]) -> None:
-    table = columns("rounded at", "values", "changed", "largest change", "mean change")
+    table = columns("rounded at", "op", "line", "values", "changed", "largest change", "mean change")
     for row in rows:
         mean = row["sum_relative"] / row["values"] if row["values"] else 0.0
         table.add_row(
             escape(row["kind"]),
+            escape(row["op"]),
+            str(row["line"] or ""),
             f"{row['values']:,}",
             f"{row['changed']:,}",
             f"{row['max_relative']:.2e}",

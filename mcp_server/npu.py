@@ -25,6 +25,7 @@ from mcp_server.npu_replies import (
     check_reply,
     findings_in,
     gate_reply,
+    job_brief,
     job_reply,
     lessons_for,
 )  # fmt: skip
@@ -73,6 +74,9 @@ def _add_check(server: MCPServer[Any], places: Places, recall: Callable[[], Memo
         model: Annotated[str | None, Field(description="path of a Hugging Face config.json", max_length=4096)] = None,
         seq_len: Annotated[int, Field(description="with model: prompt length", ge=1, le=1_000_000)] = 2048,
         device: _Device = "npu2",
+        detail: Annotated[
+            Literal["concise", "full"], Field(description="full: with every launch of a model's plan")
+        ] = "concise",
     ) -> CheckReply:
         """What the device or its compiler would refuse, before compiling: a program, a kernel with its shape and tiles, or a whole
         model. Findings carry the limit, its source and a remedy with numbers that pass."""
@@ -96,7 +100,7 @@ def _add_check(server: MCPServer[Any], places: Places, recall: Callable[[], Memo
                 raise ToolError(f"check {view.state}: {view.reason or 'not done yet'}; job {view.id}")
             answer = view.result
         lessons = await _aside(lambda: lessons_for(answer["findings"], recall(), device))
-        return check_reply(answer, lessons)
+        return check_reply(answer, lessons, full=detail == "full")
 
 
 def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memory]) -> None:
@@ -177,7 +181,7 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
             if action == "cancel":
                 raise ToolError("cancel needs the id of a job; action='list' shows them")
             views = await _aside(lambda: jobs.listed(10))
-            return JobAnswer(latest=[job_reply(view, []) for view in views])
+            return JobAnswer(latest=[job_brief(view) for view in views])
         if action == "cancel":
             return JobAnswer(job=job_reply(await _aside(lambda: jobs.cancel(id)), []))
         return JobAnswer(job=await _reply(await _watch(ctx, jobs, id, wait_s if action == "wait" else 0), recall, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 SHOWN = 8
 """Findings in a concise answer; the rest are counted, and whole in the job's result.json."""
 _TEXT_CHARS = 600
+_FACTS_CHARS = 2_500
+"""Longest facts of a concise answer, as JSON."""
 _ASKED = 3
 """Error findings whose text is looked up in the memory."""
 _SURE, _FAIRLY_SURE = 0.4, 0.6
@@ -84,11 +87,23 @@ class JobReply(BaseModel):
     next_step: str
 
 
+class JobBrief(BaseModel):
+    """A job in a list."""
+
+    job: str
+    kind: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    ok: bool | None = None
+    reason: str = ""
+    wall_s: float = 0
+    findings: int = Field(default=0, description="how many; job(id) shows them")
+
+
 class JobAnswer(BaseModel):
     """The answer to `job`: the one asked for, or the latest ones, newest first."""
 
     job: JobReply | None = None
-    latest: list[JobReply] = Field(default_factory=list[JobReply])
+    latest: list[JobBrief] = Field(default_factory=list[JobBrief])
 
 
 class GateReply(BaseModel):
@@ -153,10 +168,11 @@ def lessons_for(found: list[dict[str, Any]], memory: Memory, device: str | None)
     return list(told.values())
 
 
-def check_reply(answer: dict[str, Any], lessons: list[LessonBrief]) -> CheckReply:
-    """A check's answer for the model."""
+def check_reply(answer: dict[str, Any], lessons: list[LessonBrief], *, full: bool = False) -> CheckReply:
+    """A check's answer for the model; `full` keeps long facts, such as every launch of a model's plan."""
     shown, more = findings_of(answer["findings"])
     facts = {key: value for key, value in answer.items() if key not in ("parsed", "ok", "device", "findings")}
+    facts = facts if full else bounded(facts, 'detail="full" shows them')
     errors = sum(f["severity"] == "error" for f in answer["findings"])
     if not answer["parsed"]:
         step = "Correct the text at the named line and check again."
@@ -167,6 +183,30 @@ def check_reply(answer: dict[str, Any], lessons: list[LessonBrief]) -> CheckRepl
     return CheckReply(
         parsed=answer["parsed"], ok=answer["ok"], device=answer["device"], findings=shown, more_findings=more,
         facts=facts, lessons=lessons, next_step=step,
+    )  # fmt: skip
+
+
+def bounded(facts: dict[str, Any], elsewhere: str) -> dict[str, Any]:
+    """The facts without the longest of them where together they are over the bound; their names and `elsewhere` instead."""
+    sizes = {key: len(json.dumps(value, default=str)) for key, value in facts.items()}
+    left: list[str] = []
+    for key in sorted(sizes, key=lambda name: -sizes[name]):
+        if sum(sizes.values()) <= _FACTS_CHARS:
+            break
+        del sizes[key]
+        left.append(key)
+    kept = {key: value for key, value in facts.items() if key in sizes}
+    return {**kept, "left_out": f"{', '.join(left)}; {elsewhere}"} if left else kept
+
+
+def job_brief(view: JobView) -> JobBrief:
+    """A job as one entry of a list."""
+    result = view.result or {}
+    done = view.state == "done"
+    ok = bool(result.get("ok")) if done else (None if view.state in ("queued", "running") else False)
+    return JobBrief(
+        job=view.id, kind=view.kind, state=view.state, ok=ok, reason=view.reason[:200], wall_s=view.wall_s,
+        findings=len(findings_in(view.result)),
     )  # fmt: skip
 
 
@@ -185,6 +225,8 @@ def job_reply(view: JobView, lessons: list[LessonBrief]) -> JobReply:
         step = "Compare the outputs with a reference: gate."
     elif ok:
         step = "Run it: run(artefact=…)."
+    elif view.state == "cancelled":
+        step = "It was stopped on request; start it again when it is wanted."
     else:
         step = "Fix what the findings name; get(id) shows a lesson whole; explain_error takes any raw text."
     return JobReply(
@@ -200,7 +242,7 @@ def job_reply(view: JobView, lessons: list[LessonBrief]) -> JobReply:
         outputs=result.get("outputs"),
         artefact=result.get("artefact"),
         counters=dict(list(counters.items())[:20]),
-        facts={key: value for key, value in result.items() if key not in known},
+        facts=bounded({k: v for k, v in result.items() if k not in known}, "result.json of the job has them"),
         findings=shown,
         more_findings=more,
         lessons=lessons,

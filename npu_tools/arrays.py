@@ -10,6 +10,7 @@ import os
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from npu_tools.errors import UnusableInput
+from npu_tools.findings import Finding
 from npu_tools.gate.compare import numbers
 
 Array = NDArray[Any]
@@ -46,6 +48,29 @@ class Argument:
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
     element: str
+
+
+def non_finite(inputs: Mapping[str, Array]) -> list[Finding]:
+    """A warning for every input that holds NaN or infinities: what they touch says nothing about the program."""
+    found: list[Finding] = []
+    for name, given in inputs.items():
+        values = np.asarray(given)
+        if values.dtype.kind not in "fV":
+            continue
+        values = values.astype(np.float32) if values.dtype.itemsize == 2 else values
+        bad = ~np.isfinite(values)
+        if bad.any():
+            nans = int(np.isnan(values).sum())
+            first = [int(index) for index in np.argwhere(bad)[0]]
+            found.append(
+                Finding(
+                    "warning",
+                    "non-finite-input",
+                    f"{name} holds {nans} NaN and {int(bad.sum()) - nans} infinities of {values.size} values, the first at {first}",
+                    remedy="give finite inputs, unless the program is meant to meet these",
+                )
+            )
+    return found
 
 
 def signature(function: FuncOp) -> list[Argument]:

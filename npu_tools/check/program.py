@@ -90,17 +90,22 @@ def check_program_text(text: str, name: str, device: Device, options: CheckOptio
 
 
 def _once(found: list[Finding]) -> list[Finding]:
-    """Findings without repetitions of one code on one line; how many there were is said in the first."""
-    kept: dict[tuple[str, int | None, str | None], Finding] = {}
-    times: dict[tuple[str, int | None, str | None], int] = {}
+    """Findings without repetitions of one code on one line, and notes without those of one code anywhere; the first says
+    how many there were, and where."""
+    alike: dict[tuple[str, int | None, str | None], list[Finding]] = {}
     for one in found:
-        key = (one.code, one.line, one.op)
-        kept.setdefault(key, one)
-        times[key] = times.get(key, 0) + 1
-    return [
-        replace(one, message=f"{one.message} (and {times[key] - 1} more here)") if times[key] > 1 else one
-        for key, one in kept.items()
-    ]
+        key = (one.code, None, None) if one.severity == "note" else (one.code, one.line, one.op)
+        alike.setdefault(key, []).append(one)
+    return [_together(several) for several in alike.values()]
+
+
+def _together(several: list[Finding]) -> Finding:
+    first = min(several, key=lambda one: one.line or 0)
+    others = sorted({one.line for one in several if one.line is not None} - {first.line})
+    if others:
+        said = ", ".join(map(str, others[:8])) + (" …" if len(others) > 8 else "")
+        return replace(first, message=f"{first.message} (also at line{'s' * (len(others) > 1)} {said})")
+    return replace(first, message=f"{first.message} (and {len(several) - 1} more here)") if len(several) > 1 else first
 
 
 def _syntax(error: ProgramSyntaxError) -> Finding:

@@ -12,7 +12,7 @@ from npu_tools.emulator.types import Fault, Instruction, Lower
 
 if TYPE_CHECKING:
     from npu_tools.emulator.machine import Machine
-    from npu_tools.emulator.numerics import Numerics
+    from npu_tools.emulator.numerics import Numerics, RoundingReport
     from npu_tools.emulator.turns import Turn
 
 
@@ -73,6 +73,16 @@ class Code:
             self.presets,
             self.arguments,
         )
+
+
+def _placed(instruction: Instruction, report: RoundingReport, place: tuple[str, int | None]) -> Instruction:
+    """The instruction, telling the report where values are rounded meanwhile."""
+
+    def run(frame: Any) -> Any:
+        report.place = place
+        return instruction(frame)
+
+    return run
 
 
 def end_task(_: Any) -> Any:
@@ -142,6 +152,10 @@ class Builder:
 
     def emit(self, instruction: Instruction, touches: tuple[Touch, ...] = ()) -> int:
         """Append an instruction and return its pc."""
+        report = self.numerics.report
+        if report is not None and self.op is not None:
+            place = self.machine.place(self.op)
+            instruction = _placed(instruction, report, (self.op.name, place.line if place is not None else None))
         self.code.instructions.append(instruction)
         self.code.ops.append(self.op)
         self.code.touches.append(touches)

@@ -23,7 +23,7 @@ from npu_tools.emulator.layout import storage_strides
 from npu_tools.emulator.memory import Buffer, MemRef
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.ops import LOWERINGS
-from npu_tools.emulator.outside import UnwrittenRead
+from npu_tools.emulator.outside import POISON, UnwrittenRead
 from npu_tools.emulator.pool import Pool
 from npu_tools.emulator.relays import Relays
 from npu_tools.emulator.schedule import Limits, Scheduler
@@ -282,7 +282,7 @@ class Machine:
             Fault(
                 "uninitialised-read",
                 f"{count} of {total} elements read from {ref.buffer.name} were never written; they are "
-                f"{'NaN' if ref.array().dtype.kind == 'f' else 'the byte 0xAA repeated'} from here on",
+                f"{POISON[ref.array().dtype.kind]} from here on",
                 "write the buffer first: fill it, or let a DMA or channel.get cover the whole of what is read",
             ),
             task,

@@ -381,6 +381,13 @@ class MemRef:
         mask = self.buffer.unwritten
         return None if mask is None else self._on(mask)
 
+    def is_unwritten(self) -> bool:
+        """Whether nobody has written any element of the window."""
+        if not self.buffer.missing:
+            return False
+        view = self.unwritten_view()
+        return view is None or bool(view.all())
+
     def unwritten_part(self) -> Array | None:
         """A mask [gx|1, gy|1, *shape] of elements nobody has written, or None where all are written."""
         if not self.buffer.missing:

@@ -37,9 +37,14 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(slots=True)
 class RoundingRow:
-    """Where rounding happened: how many values passed, how many changed and by how much, relative to the value."""
+    """Where rounding happened: how many values passed, how many changed and by how much, relative to the value.
+
+    `op` and `line` say which op of the program did it; both are empty for what rounds outside of any (inputs).
+    """
 
     kind: str
+    op: str = ""
+    line: int | None = None
     values: int = 0
     changed: int = 0
     max_relative: float = 0.0
@@ -53,14 +58,18 @@ class RoundingRow:
 
 @dataclass(slots=True)
 class RoundingReport:
-    """Rounding by op kind, filled while a run with `report=True` goes on."""
+    """Rounding by kind and place, filled while a run with `report=True` goes on. `place` is the op being executed: its name
+    and its line in the program."""
 
-    rows: dict[str, RoundingRow] = field(default_factory=dict[str, RoundingRow])
+    rows: dict[tuple[str, str, int | None], RoundingRow] = field(
+        default_factory=dict[tuple[str, str, int | None], RoundingRow]
+    )
+    place: tuple[str, int | None] = ("", None)
 
     def note(self, kind: str, before: Any, after: Any) -> None:
         """Count one array that was rounded. Zeros, infinities and NaN count as unchanged."""
         old, new = np.asarray(before, np.float64), np.asarray(after, np.float64)
-        row = self.rows.setdefault(kind, RoundingRow(kind))
+        row = self.rows.setdefault((kind, *self.place), RoundingRow(kind, *self.place))
         row.values += old.size
         usable = np.isfinite(old) & np.isfinite(new) & (old != 0)
         change = np.abs(new[usable] - old[usable]) / np.abs(old[usable])

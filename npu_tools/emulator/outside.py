@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from npu_tools.emulator.memory import MemRef
 
 POISON = {"f": np.nan, "i": -85, "u": 170, "b": True}
-"""What an element nobody wrote reads as, by numpy kind: NaN, and 0xAA bytes for integers."""
+"""What an element nobody wrote reads as, by numpy kind: NaN, -85 (170 where unsigned) for integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def _declaration(machine: Machine, name: str) -> Operation:
 
 
 def _unwritten_outputs(machine: Machine, entry: func.FuncOp, arguments: dict[str, Any]) -> None:
-    """Arguments that started unwritten and were written in part: what is missing reads as NaN or 0xAA bytes."""
+    """Arguments that started unwritten and were written in part: what is missing reads as NaN, or -85."""
     for name, value in arguments.items():
         if isinstance(value, MemRef) and value.buffer.missing:
             total = value.buffer.size

@@ -112,7 +112,7 @@ class Scheduler:
             raise Stopped(
                 "time-limit",
                 f"the run took longer than its {limits.timeout_s:g} s; {self.executed:,} instructions were executed",
-                "look for a loop that does not end, run a smaller shape, or raise timeout_s",
+                "look for a loop that does not end, run a smaller shape, or allow more time (--timeout on the command line, timeout_s over MCP)",
             )
         if limits.instructions is not None and self.executed > limits.instructions:
             raise Stopped(

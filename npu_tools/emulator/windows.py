@@ -21,6 +21,7 @@ from npu_tools.emulator.control import one_number
 from npu_tools.emulator.elements import memory_space, static_shape
 from npu_tools.emulator.memops import constant_of, memref_type
 from npu_tools.emulator.memory import MemRef
+from npu_tools.emulator.outside import UnwrittenRead
 from npu_tools.emulator.types import Array, Fault
 
 Locate = Callable[[list[Any]], MemRef]
@@ -166,7 +167,10 @@ def move(source: MemRef, target: MemRef, pads: Pads | None = None) -> int:
 
     Raises:
         Fault: the windows hold different numbers of elements.
+        UnwrittenRead: a result leaves for L3 from a window that nobody wrote into at all.
     """
+    if source.buffer.missing and source.buffer.space != 0 and target.buffer.space == 0 and source.is_unwritten():
+        raise UnwrittenRead(source)
     if source.shape == target.shape and pads is None:
         if target.shape == target.buffer.shape and target.whole and can_borrow(source, target):
             target.buffer.borrow(source.buffer, source.array())

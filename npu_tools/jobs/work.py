@@ -69,7 +69,7 @@ def check(request: CheckRequest) -> dict[str, Any]:
 def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
     """Run a program: {"ok", "ran_on", "modelled_us", "wall_s", "counters", "diagnostics", "outputs", …}."""
     from npu_tools.air import parse_program
-    from npu_tools.arrays import fitted, read_arrays, seeded, signature, write_arrays
+    from npu_tools.arrays import fitted, non_finite, read_arrays, seeded, signature, write_arrays
     from npu_tools.emulator.numerics import Numerics
     from npu_tools.emulator.run import choose_function, run_program
     from npu_tools.estimate import estimate_run
@@ -97,6 +97,7 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
         inputs = fitted(read_arrays(Path(request.inputs)), arguments)
     else:
         inputs = seeded(arguments, request.seed or 0)
+    remarks = [finding.as_dict() for finding in non_finite(inputs)]
     numerics = Numerics(request.numerics, report=request.rounding)
     result = run_program(
         program,
@@ -116,7 +117,9 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
     if result.outputs:
         outputs = request.outputs or str(teller.folder / "out.npz")
         write_arrays(Path(outputs), result.outputs)
-    answer = _ran(result.ok, started, result.counters.as_dict(), [f.as_dict() for f in result.findings], outputs)
+    answer = _ran(
+        result.ok, started, result.counters.as_dict(), [*(f.as_dict() for f in result.findings), *remarks], outputs
+    )
     answer["modelled_us"] = estimate_run(answer["counters"]) if result.ok else None
     if request.inputs is None:
         answer["inputs"] = (

@@ -172,3 +172,8 @@ def test_skills_install_into_the_agents_folder_of_the_project(cli: Cli, tmp_path
     done = cli.json("skills", "install", "--to", str(tmp_path / "skills"))
     assert (done["new"], done["changed"]) == (15, 0)
     assert cli.json("skills", "install", "somebody", code=2)["error"]
+
+
+@pytest.mark.parametrize("arguments", [("nothing",), ("check", "x.mlir", "--seq", "0"), ("gate", "--rtol", "nan")])
+def test_what_the_option_parser_refuses_is_json_too(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert cli.json(*arguments, code=2)["error"]

@@ -6,6 +6,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -46,3 +47,13 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, make: object) -> 
     make(tmp_path / "in.npz")  # type: ignore[operator]
     with pytest.raises(UnusableInput, match=r"in\.npz"):
         read_arrays(tmp_path / "in.npz")
+
+
+def test_inputs_with_nan_or_infinity_are_remarked_with_their_place() -> None:
+    from npu_tools.arrays import non_finite
+
+    given = np.zeros((2, 3), np.float32)
+    given[1, 2], given[0, 1] = np.nan, np.inf
+    (said,) = non_finite({"arg0": given, "arg1": np.ones(2, np.int32), "arg2": np.ones(2, ml_dtypes.bfloat16)})
+    assert (said.severity, said.code) == ("warning", "non-finite-input")
+    assert "arg0 holds 1 NaN and 1 infinities of 6 values, the first at [0, 1]" in said.message

@@ -314,3 +314,15 @@ def test_arithmetic_of_any_depth_is_answered(op: str) -> None:
 )
 def test_absurd_sizes_are_answered_at_once(change: tuple[str, str]) -> None:
     assert check("eltwise", change).findings is not None
+
+
+def test_notes_of_one_kind_are_told_once_with_their_places() -> None:
+    from npu_tools.check.program import _once  # pyright: ignore[reportPrivateUsage]
+
+    notes = [
+        Finding("note", "dealloc-in-loop", "freed in a loop", op="memref.dealloc", line=line) for line in (9, 4, 7)
+    ]
+    errors = [Finding("error", "stride", "too long", op="air.dma_memcpy_nd", line=line) for line in (3, 5)]
+    merged = _once([*notes, *errors])
+    assert [(one.code, one.line) for one in merged] == [("dealloc-in-loop", 4), ("stride", 3), ("stride", 5)]
+    assert merged[0].message == "freed in a loop (also at lines 7, 9)"

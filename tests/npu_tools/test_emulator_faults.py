@@ -143,12 +143,23 @@ def test_reading_what_nobody_wrote_is_told_and_never_reads_as_zero() -> None:
     assert result.outputs["arg1"][0] == -85
 
 
-def test_elements_copied_before_they_were_written_stay_unwritten() -> None:
+def test_a_result_from_a_buffer_nobody_wrote_is_told_at_the_dma_and_names_the_buffer() -> None:
     text = program_text(L1 + WHOLE_OUT)
+    result = run(text)
+    error = only_error(result, "uninitialised-read")
+    assert error.line == line_of(text, "air.dma_memcpy_nd (%b3")
+    assert "32 of 32 elements read from %m" in error.message
+    assert (result.outputs["arg1"] == -85).all()
+
+
+def test_elements_copied_before_they_were_written_stay_unwritten() -> None:
+    text = program_text(L1 + "memref.store %y_i32, %m[%c8] : memref<32xi32, 2>\n" + WHOLE_OUT).replace(
+        "%c0 = ", "%y_i32 = arith.constant 7 : i32\n%c0 = "
+    )
     result = run(text)
     (finding,) = result.findings
     assert finding.code == "unwritten-output"
-    assert "32 of 32 elements of arg1" in finding.message
+    assert "31 of 32 elements of arg1" in finding.message
 
 
 def test_a_window_beyond_its_memref_names_the_elements() -> None:

@@ -183,3 +183,22 @@ def test_shift_round_saturate_rounds_half_to_even_then_saturates(value, shift):
     expected = int(np.clip(round(value / 2**shift), -128, 127))
     assert int(shift_round_saturate(np.int64(value), shift, 8)) == expected
     assert int(shift_round_saturate(np.int64(value), shift, 8, how="floor")) == int(np.clip(value >> shift, -128, 127))
+
+
+def test_a_run_reports_roundings_by_op_and_line():
+    from npu_tools.air import parse_program
+    from npu_tools.emulator.run import run_program
+
+    text = """func.func @f(%a: memref<4xbf16>) {
+  %c0 = arith.constant 0 : index
+  %x = memref.load %a[%c0] : memref<4xbf16>
+  %y = arith.mulf %x, %x : bf16
+  %z = arith.addf %y, %x : bf16
+  memref.store %z, %a[%c0] : memref<4xbf16>
+  return
+}
+"""
+    numerics = Numerics(report=True)
+    run_program(parse_program(text, name="a.mlir"), [np.full(4, 1.0078125, np.float32)], numerics=numerics)
+    found = {(row.op, row.line) for row in numerics.report.sorted()}
+    assert found == {("arith.mulf", 4), ("arith.addf", 5)}
