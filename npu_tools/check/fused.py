@@ -205,7 +205,7 @@ def ffn(model: Dimensions, seq: int, device: Device) -> list[Elf]:
     ]
     gate, up = project("gate", seq, emb, hidden, device), project("up", seq, emb, hidden, device)
     activation = _stream("swiglu", "silu_mul", (seq * hidden,), device)
-    tail = [project("down", seq, hidden, emb, device), _stream("add", "eltwise_add", (seq * emb,), device)]
+    tail = [project("down", seq, hidden, emb, device), _stream("add down", "eltwise_add", (seq * emb,), device)]
     shape = (seq, emb, hidden)
     if fuses_ffn(hidden):
         return [Elf("o_ffn", shape, (*head, gate, up, activation, *tail))]
@@ -235,9 +235,9 @@ def fuses_ffn(hidden: int) -> bool:
     return hidden % FUSED_FFN_WIDTH == 0 and hidden <= FUSED_FFN_MOST
 
 
-def o_ffn(seq: int, emb: int, hidden: int, device: Device) -> Elf:
+def o_ffn(seq: int, emb: int, hidden: int, device: Device, q_dim: int | None = None) -> Elf:
     """The fused FFN as asked for, with the reason where upstream had to split it."""
-    model = dimensions(emb=emb, hidden=hidden)
+    model = dimensions(emb=emb, hidden=hidden, heads=q_dim or emb, head_dim=1)
     parts = ffn(model, seq, device)
     launches = tuple(launch for elf in parts for launch in elf.launches)
     whole: list[Finding] = []
@@ -262,8 +262,21 @@ def fuses_decode(model: Dimensions) -> bool:
     return model.emb < gemv.CASCADE_EMB_BELOW and model.q_dim % 512 == 0 and model.hidden % 512 == 0
 
 
-def o_gemv_ffn(q_dim: int, emb: int, hidden: int, device: Device) -> Elf:
-    """The fused decode FFN: O with residual, RMSNorm with gate, up and SwiGLU, down with residual."""
+def o_gemv_ffn(q_dim: int, emb: int, hidden: int, device: Device, form: str = "cascade") -> Elf:
+    """The fused decode FFN: O with residual, RMSNorm with gate, up and SwiGLU, down with residual, over cascades; or as
+    "leaves", eight plain launches, which upstream's builder had before #1631."""
+    if form == "leaves":
+        launches = (
+            multiply("o", emb, q_dim, device),
+            _stream("add", "eltwise_add", (emb,), device),
+            _norm("norm", 1, emb, device),
+            multiply("gate", hidden, emb, device),
+            multiply("up", hidden, emb, device),
+            _stream("swiglu", "silu_mul", (hidden,), device),
+            multiply("down", emb, hidden, device),
+            _stream("add down", "eltwise_add", (emb,), device),
+        )
+        return Elf("o_gemv_ffn", (emb, hidden), launches)
     launches = (
         Launch("o", "gemv_residual", gemv.resolve_residual((emb, q_dim), Settings(), device)),
         Launch("gate and up", "gemv_swiglu", gemv.resolve_swiglu((2 * hidden, emb), Settings(), device)),

@@ -240,14 +240,14 @@ def _attention_decode(family: str) -> Resolve:
 
 
 def _o_ffn(extents: tuple[int, ...], given: Settings, target: Device) -> Case:
-    del given
     seq, emb, hidden = extents
-    return fused.o_ffn(seq, emb, hidden, target)
+    return fused.o_ffn(seq, emb, hidden, target, given.integer("q_dim", emb))
 
 
 def _o_gemv_ffn(extents: tuple[int, ...], given: Settings, target: Device) -> Case:
     emb, hidden = extents
-    return fused.o_gemv_ffn(given.integer("q_dim", emb), emb, hidden, target)
+    form = given.word("form", "cascade", ("cascade", "leaves"))
+    return fused.o_gemv_ffn(given.integer("q_dim", emb), emb, hidden, target, form)
 
 
 def _lm_head(extents: tuple[int, ...], given: Settings, target: Device) -> Case:

@@ -11,7 +11,9 @@ process: call this from a worker, a bench or a command, not from the server.
 """
 
 from npu_tools.recipes.cases import CaseRun, RefusalRun, run_case, run_cases, run_refusals
+from npu_tools.recipes.fuse import fused_program
 from npu_tools.recipes.recipe import Argument, Part, Recipe, Resolved, recipe, recipes, sibling
+from npu_tools.recipes.stitch import Slice, misuses, stitch
 from npu_tools.recipes.text import L1, L2, Index, Text, Value, Window, memref
 
 __all__ = [
@@ -24,14 +26,18 @@ __all__ = [
     "Recipe",
     "RefusalRun",
     "Resolved",
+    "Slice",
     "Text",
     "Value",
     "Window",
+    "fused_program",
     "memref",
+    "misuses",
     "recipe",
     "recipes",
     "run_case",
     "run_cases",
     "run_refusals",
     "sibling",
+    "stitch",
 ]

@@ -174,6 +174,15 @@ class Recipe:
         settings = {**resolved.settings, "parts": resolved.parts} if resolved.parts else resolved.settings
         return str(self._function("design", "design")(resolved.shape, settings))
 
+    def part_program(self, part: Part, given: Mapping[str, Any]) -> str:
+        """The program of a part of a fused kernel that this recipe prints; settings the check does not choose are the
+        fused kernel's where it has them, as eps, else this recipe's defaults."""
+        extents, settings = self.extents(part.shape), dict(part.settings)
+        for name, setting in self.manifest.settings.items():
+            if setting.source == "recipe":
+                settings[name] = self._own(name, dict(given), {**settings, **extents})
+        return str(self._function("design", "design")(extents, settings))
+
     def reference(self, tensors: Mapping[str, Array], resolved: Resolved) -> dict[str, Array]:
         """What the outputs must be, in FP32 or wider, by tensor name."""
         return dict(self._function("reference", "reference")(tensors, resolved.shape, resolved.settings))
@@ -181,11 +190,27 @@ class Recipe:
     def tensors(self, resolved: Resolved) -> tuple[Argument, ...]:
         """The arrays a model sees."""
         listed = self.manifest.tensors or [each for each in self.manifest.arguments if each.role != "scratch"]
-        return _concrete(listed, resolved)
+        return self.concrete(listed, resolved.names())
 
     def arguments(self, resolved: Resolved) -> tuple[Argument, ...]:
         """The arguments of the program's function, in order."""
-        return _concrete(self.manifest.arguments, resolved)
+        return self.concrete(self.manifest.arguments, resolved.names())
+
+    def concrete(self, listed: Sequence[Tensor], names: Mapping[str, Any]) -> tuple[Argument, ...]:
+        """Arrays of the manifest with their shapes worked out, given axes and settings by name."""
+        made = list[Argument]()
+        for tensor in listed:
+            if tensor.when is not None and not evaluate(tensor.when, names):
+                continue
+            element = str(names[tensor.dtype[1:-1]]) if tensor.dtype.startswith("{") else tensor.dtype
+            if element not in DTYPES:
+                raise UnusableInput(f"{self.name}: {tensor.name} is of {element!r}; known: {', '.join(DTYPES)}")
+            shape = tuple(whole(size, names) for size in tensor.shape)
+            scale = float(cast("float", evaluate(tensor.scale, names)))
+            count = None if tensor.repeat is None else whole(tensor.repeat, names)
+            titles = [tensor.name] if count is None else [f"{tensor.name}_{index}" for index in range(count)]
+            made += [Argument(title, tensor.role, element, shape, scale) for title in titles]
+        return tuple(made)
 
     def arrange(self, tensors: Mapping[str, Array], resolved: Resolved) -> dict[str, Array]:
         """The function's inputs from the model's tensors: padded, cut and packed as the host must."""
@@ -258,6 +283,9 @@ class Recipe:
                 Part(one.role, one.kernel, one.case.shape(), dict(one.case.settings())) for one in case.launches
             )
             settings = {name: value for name, value in given.items() if name not in own}
+            for part in parts:  # so that a manifest can say which projections bring a scratch argument
+                if "method" in part.settings:
+                    settings[f"{part.role.replace(' ', '_')}_method"] = part.settings["method"]
         return Resolved(
             self.name, extents, {**settings, **own}, chosen, report.ok, report.findings, report.figures, parts
         )
@@ -373,22 +401,6 @@ def _load(path: Path, changed_ns: int) -> ModuleType:
         del sys.modules[name]
         raise UnusableInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
-
-
-def _concrete(listed: Sequence[Tensor], resolved: Resolved) -> tuple[Argument, ...]:
-    names, made = resolved.names(), list[Argument]()
-    for tensor in listed:
-        if tensor.when is not None and not evaluate(tensor.when, names):
-            continue
-        element = str(names[tensor.dtype[1:-1]]) if tensor.dtype.startswith("{") else tensor.dtype
-        if element not in DTYPES:
-            raise UnusableInput(f"{resolved.kernel}: {tensor.name} is of {element!r}; known: {', '.join(DTYPES)}")
-        shape = tuple(whole(size, names) for size in tensor.shape)
-        scale = float(cast("float", evaluate(tensor.scale, names)))
-        count = None if tensor.repeat is None else whole(tensor.repeat, names)
-        titles = [tensor.name] if count is None else [f"{tensor.name}_{index}" for index in range(count)]
-        made += [Argument(title, tensor.role, element, shape, scale) for title in titles]
-    return tuple(made)
 
 
 def _is_measured(kernel: str, resolved: Resolved) -> bool:

@@ -1,0 +1,30 @@
+"""RMSNorm, projections, biases and RoPE of one token in FP32, one after the other; nothing is rounded in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npu_tools.recipes import sibling
+
+Array = NDArray[Any]
+
+_plain = sibling(__file__, "rms_gemms_rope", "reference")
+
+
+def inputs(rng: np.random.Generator, shape: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Array]:
+    """Tables for the first positions, a norm weight near one."""
+    return dict(_plain.inputs(rng, shape, settings))
+
+
+def reference(tensors: Mapping[str, Array], shape: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Array]:
+    """Every output, as float32."""
+    del shape
+    normed = _plain.normalised(tensors, settings)
+    made: dict[str, Array] = {name: tensors[f"w{name}"].astype(np.float32) @ normed for name in ("q", "k", "v")}
+    made |= {f"{name}_biased": made[name] + tensors[f"{name}_bias"].astype(np.float32) for name in ("q", "k", "v")}
+    turned = _plain.turned({name: made[f"{name}_biased"] for name in ("q", "k")}, tensors, settings)
+    return {"normed": normed, **made, **turned}

@@ -1,0 +1,93 @@
+"""The fused recipes: each launch as its own recipe would do it, bit for bit, and every model's layer resolves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npu_tools.air import parse_program
+from npu_tools.check import check_program
+from npu_tools.check.subject import CheckOptions
+from npu_tools.device import device
+from npu_tools.emulator.run import run_program
+from npu_tools.recipes import Recipe, misuses, recipe, run_cases, sibling
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+FUSED = [
+    recipe(KERNELS, name)
+    for name in (
+        "rms_gemms_rope", "o_ffn", "rms_gemv_rope", "o_gemv_ffn", "rms_qkv_bias_rope", "rms_qkv_bias_rope_gemv",
+        "rms_qkv_qknorm_rope", "rms_qkv_qknorm_rope_gemv",
+    )
+]  # fmt: skip
+EACH = pytest.mark.parametrize("each", FUSED, ids=lambda each: each.name)
+
+
+@EACH
+def test_small_cases_pass(each: Recipe) -> None:
+    for run in run_cases(each):
+        assert run.passed, (run.resolved.extents, run.reason)
+
+
+@EACH
+def test_it_gives_the_bits_of_its_parts_run_one_after_another(each: Recipe) -> None:
+    case = each.manifest.cases[0]
+    resolved = each.resolve(case.shape, case.settings)
+    arguments = each.arguments(resolved)
+    tensors = each.inputs(resolved)
+    program = parse_program(each.program(resolved), each.name)
+    given = {f"arg{at}": tensors[one.name] for at, one in enumerate(arguments) if one.name in tensors}
+    fused = run_program(program, given)
+    assert fused.ok, fused.findings
+    held: dict[str, np.ndarray] = dict(tensors)
+    wiring: Mapping[str, tuple[str, ...]] = sibling(str(each.folder / "design.py"), each.name).WIRING
+    for part in resolved.parts:
+        leaf = recipe(KERNELS, part.kernel)
+        text = parse_program(leaf.part_program(part, resolved.settings), part.role)
+        names = list(wiring[part.role])
+        if part.settings.get("method") == "fused-cast":
+            names.insert(-1, "scratch")
+        shapes = [kind.get_shape() for kind in text.functions()[0].function_type.inputs]
+        inputs = {
+            f"arg{at}": held[name].reshape(shape)
+            for at, (name, shape) in enumerate(zip(names[:-1], shapes, strict=False))
+            if name != "scratch"
+        }
+        held[names[-1]] = run_program(text, inputs).outputs[f"arg{len(names) - 1}"]
+    for at, one in enumerate(arguments):
+        if one.role == "output":
+            assert np.array_equal(fused.outputs[f"arg{at}"].reshape(-1), held[one.name].reshape(-1)), one.name
+
+
+@EACH
+def test_its_programs_are_legal_and_use_their_arguments_as_they_are_meant(each: Recipe) -> None:
+    for case in each.manifest.cases[:3]:
+        resolved = each.resolve(case.shape, case.settings)
+        assert resolved.ok, (case, resolved.findings)
+        program = parse_program(each.program(resolved), each.name)
+        options = CheckOptions(output_format="elf")
+        errors = [one for one in check_program(program, device("npu2"), options) if one.severity == "error"]
+        assert not errors, (case, errors)
+        assert not misuses(program, [one.role for one in each.arguments(resolved)])
+
+
+def test_a_projection_that_is_cast_in_a_launch_of_its_own_brings_a_scratch_argument() -> None:
+    each = recipe(KERNELS, "rms_gemms_rope")
+    grouped = each.resolve("2048x2048x512", {"kv_heads": 8})
+    assert [one.name for one in each.arguments(grouped) if one.role == "scratch"] == ["q_f32"]
+    alike = each.resolve("2048x2048x2048")
+    assert [one.name for one in each.arguments(alike) if one.role == "scratch"] == ["q_f32", "k_f32", "v_f32"]
+
+
+def settings_of(each: Recipe, **given: Any) -> Mapping[str, Any]:
+    return each.resolve(each.manifest.cases[0].shape, given).settings
+
+
+def test_the_norm_is_made_safe_as_the_family_has_it() -> None:
+    by_name = {each.name: settings_of(each)["eps"] for each in FUSED if each.name.startswith("rms")}
+    assert {name for name, eps in by_name.items() if eps == 1e-5} == {"rms_gemms_rope", "rms_gemv_rope"}
+    assert settings_of(FUSED[0], eps=1e-6)["eps"] == 1e-6
