@@ -338,6 +338,21 @@ class Store:
             self.put_state(record, seq, flags=old.flags, seen=old.seen if seen is None else seen)
         return seq
 
+    def withdraw(self, record_id: str, event: Mapping[str, Any]) -> int:
+        """Take a record out of what is searched and exported; its text stays in the `withdrawn` event.
+
+        Raises:
+            KbError: no such record in the user store.
+        """
+        with self.transaction():
+            old = self.get(record_id)
+            if old is None:
+                raise KbError(f"record {record_id!r} is not in the user store")
+            seq = self._append("withdrawn", record_id, {**event, "was": _plain(old.record), "seen": old.seen})
+            for table, column in (("records", "id"), ("signatures", "record_id"), ("vectors", "record_id")):
+                self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (record_id,))  # noqa: S608
+        return seq
+
     def note(self, kind: str, record_id: str, data: Mapping[str, Any]) -> int:
         """Append an event that changes no record (an outcome of a shipped lesson, say)."""
         with self.transaction():
@@ -649,6 +664,9 @@ def _readable_records(db: sqlite3.Connection, events: Sequence[tuple[Any, ...]])
     records: dict[str, tuple[str, int, str]] = {}
     for _at, kind, record_id, data in events:
         fields = _json(data)
+        if kind == "withdrawn":
+            records.pop(record_id, None)
+            continue
         body = fields.get("record")
         _, seen, flags = records.get(record_id, ("", 0, "[]"))
         if "flags" in fields:

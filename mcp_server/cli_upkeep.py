@@ -26,8 +26,11 @@ bench_app = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the `herdbook` command."""
+    from mcp_server import cli_harvest
+
     for function in (demo, connect, setup, doctor):
         app.command()(function)
+    cli_harvest.register(app)
     app.add_typer(corpus_app, name="corpus")
     app.add_typer(bench_app, name="bench")
 

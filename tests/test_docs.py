@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = (
     "explain", "search", "get", "contribute", "outcome", "export", "import", "serve", "setup", "doctor", "corpus", "bench",
-    "demo", "connect", "device", "check", "compile", "run", "gate", "job", "predict", "kernel",
+    "demo", "connect", "device", "check", "compile", "run", "gate", "job", "predict", "kernel", "harvest",
 )  # fmt: skip
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"kb", "npu_tools", "mcp_server", "harvest", "kernels"}
-ALLOWED = {"kb": {"kb"}, "npu_tools": {"npu_tools"}, "mcp_server": {"mcp_server", "kb", "npu_tools", "harvest"}}
+ALLOWED = {
+    "kb": {"kb"}, "npu_tools": {"npu_tools"}, "harvest": {"harvest", "kb", "npu_tools"},
+    "mcp_server": {"mcp_server", "kb", "npu_tools", "harvest"},
+}  # fmt: skip
 
 
 def imports(path: Path) -> set[str]:

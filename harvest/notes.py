@@ -1,0 +1,311 @@
+"""Notes of a deployment to drafts: labelled sections, list items, tables of symptoms, the story of a session log.
+
+>>> drafts = drafts_of_notes(source)
+
+Written for the layouts found in the field (LESSONS.md, issues.md, debug_log.md, progress.md, phase documents, kernel
+notes, skills) and for no author's words in particular: what counts is a symptom, a cause and a change, said with
+labels or in sentences that speak of something going wrong and of what was done. What is not said stays missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+
+from harvest.draft import Draft, Evidence
+from harvest.markdown import Section, blocks, code_of, is_code, item_text, plain, sections, table_of
+from harvest.sources import Source
+from harvest.wording import (
+    clean_title,
+    date_in,
+    draft_of,
+    fails,
+    field_of,
+    is_lesson_heading,
+    mends,
+    phase_in,
+    sentences,
+    speaks_of_success_only,
+)
+
+MIN_CHARS = 60
+"""Shorter items say too little to be found again."""
+_BOLD_LABEL = re.compile(
+    r"^[ \t]*(?:[-*+]\s+)?(?:\*\*|__)(?P<label>[^*_\n]{2,110}?)(?:\*\*|__)(?P<more>\s*\([^)\n]*\))?\s*:?[ \t]*(?P<rest>.*)$"
+)
+_PLAIN_LABEL = re.compile(
+    r"^[ \t]*(?:[-*+]\s+)?(?P<label>[A-Z][A-Za-z' ]{2,30}?)(?P<more>\s*\([^)\n]*\))?\s*:[ \t]+(?P<rest>.*)$"
+)
+_INLINE = re.compile(
+    r"(?<![\w`])(?:\*\*)?(?P<label>Fix(?:ed by| applied| confirmed| attempt \d+)?|FIX(?:ED| CONFIRMED)?|Workaround(?: applied| used)?|Solution|Resolution"
+    r"|Remedy|Recovery|Root cause|ROOT CAUSE(?: FOUND)?|Cause|Why|Symptom|Mitigation|Impact|Verify|Result)(?:\*\*)?\s*(?:\([^)]*\))?:(?:\*\*)?\s+"
+)
+_LEAD = re.compile(
+    r"^(?:\*\*|__)(?P<lead>.{3,160}?)(?:\*\*|__)\s*(?:\([^)]*\))?\s*(?:[:.—–-]|$)\s*(?P<rest>.*)$", re.DOTALL
+)
+_ATTEMPT = re.compile(r"(?i)\b(?:attempt|try|cycle|iteration)\s*#?\d+|^#\d+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in which document: what every draft of it has in common."""
+
+    source: Source
+    heading: str
+    when: date | None
+    phase: str | None
+
+    def evidence(self, part: str = "") -> Evidence:
+        where = f"{self.source.label}#{self.heading}" + (f" / {part}" if part else "")
+        return Evidence(f"notes:{where}"[:390], self.when)
+
+
+def drafts_of_notes(source: Source) -> list[Draft]:
+    """The drafts of one document."""
+    found: list[Draft] = []
+    document_date = date_in(source.text)
+    skill = source.label.endswith("SKILL.md")
+    for section in _folded(list(sections(source.text))):
+        when = date_in(section.title) or date_in(section.body) or document_date
+        phase = phase_in(section.title) or phase_in(" ".join(section.path)) or phase_in(source.label)
+        place = _Place(source, section.title[:160], when, phase)
+        whole = None if skill and section.level <= 1 else _labelled(section, place)
+        if whole is not None:
+            found.append(whole)
+            continue
+        found.extend(_parts(section, place))
+    return found
+
+
+def _folded(found: list[Section]) -> Iterator[Section]:
+    """Sections, with children named after parts of a lesson ("Symptom", "Fix") put back into their parent."""
+    position = 0
+    while position < len(found):
+        section = found[position]
+        end = position + 1
+        while end < len(found) and found[end].level > section.level:
+            end += 1
+        below = found[position + 1 : end]
+        named = {field_of(child.title) for child in below if child.level == section.level + 1} - {None}
+        if section.level >= 1 and len(named & {"symptom", "cause", "fix", "apply"}) >= 2:
+            text = "\n\n".join([section.body, *(f"**{child.title}**: {child.body}" for child in below)])
+            yield Section(section.title, section.level, section.path, text.strip(), section.line)
+            position = end
+        else:
+            yield section
+            position += 1
+
+
+def _labelled(section: Section, place: _Place) -> Draft | None:
+    """The section as one lesson, when labels say which part is what."""
+    fields = labelled_parts(section.body)
+    lead = fields.pop("", "")
+    own = {"symptom", "cause", "fix", "apply"} & set(fields)
+    if "symptom" not in fields and lead and fails(lead) and own & {"fix", "cause"} and not _has_rows(lead):
+        fields["symptom"] = lead
+    elif lead and "symptom" in fields and not _has_rows(lead) and len(lead) < 600:
+        fields["symptom"] = f"{lead}\n\n{fields['symptom']}"
+    has_change = bool({"fix", "apply"} & set(fields))
+    has_trouble = bool({"symptom", "cause"} & set(fields))
+    if not (has_change and has_trouble):
+        if len(own) >= 1 and {"symptom", "cause"} <= set(fields) and is_lesson_heading(section.title, section.path):
+            return draft_of(clean_title(section.title), fields, place.evidence(), place.phase)
+        return None
+    if "symptom" not in fields and not fails(f"{section.title} {fields.get('cause', '')}"):
+        return None
+    if not section.title:
+        return None
+    return draft_of(clean_title(section.title), fields, place.evidence(), place.phase)
+
+
+def labelled_parts(body: str) -> dict[str, str]:
+    """Field → text by the labels at the start of lines; what stands before the first label is under ""."""
+    fields: dict[str, list[str]] = {"": []}
+    current = ""
+    fenced = False
+    for line in body.split("\n"):
+        if re.match(r"^\s*(?:```|~~~)", line):
+            fenced = not fenced
+        label = None if fenced else (_BOLD_LABEL.match(line) or _PLAIN_LABEL.match(line))
+        name = field_of(label["label"]) if label is not None else None
+        if label is not None and name is not None:
+            current = name
+            fields.setdefault(current, []).append(label["rest"] if name else line)
+        else:
+            fields.setdefault(current, []).append(line)
+    joined = {name: "\n".join(lines).strip() for name, lines in fields.items()}
+    return {name: text for name, text in joined.items() if text or not name}
+
+
+def _has_rows(text: str) -> bool:
+    return any(table_of(block) is not None for block in blocks(text))
+
+
+def _parts(section: Section, place: _Place) -> Iterator[Draft]:
+    """Lessons told by single items, paragraphs and table rows of a section."""
+    parts = list(blocks(section.body))
+    items = [item_text(block) for block in parts]
+    story = _attempts(section, [text for text in items if text], place)
+    if story is not None:
+        yield story
+        return
+    ours = is_lesson_heading(section.title, section.path)
+    for block, text in zip(parts, items, strict=True):
+        table = table_of(block)
+        if table is not None:
+            yield from _rows(table.columns, table.rows, place)
+        elif text is not None:
+            draft = _told(text, place, strict=not ours)
+            if draft is not None:
+                yield draft
+        elif not is_code(block):
+            draft = _told(block, place, strict=True)
+            if draft is not None:
+                yield draft
+
+
+def _told(text: str, place: _Place, *, strict: bool) -> Draft | None:
+    """A lesson in one item or paragraph: it says what went wrong and what was done. `strict`: only with a bold lead or a label."""
+    if len(text) < MIN_CHARS or speaks_of_success_only(text):
+        return None
+    lead = _LEAD.match(text)
+    title = plain(lead["lead"]) if lead is not None else ""
+    rest = lead["rest"] if lead is not None else text
+    pieces = _inline(rest)
+    labelled = {"fix", "cause"} & set(pieces)
+    if strict and not (labelled and fails(text)) and not (title and fails(text) and mends(rest)):
+        return None
+    if not strict and not (fails(text) and (labelled or mends(text))):
+        return None
+    fields = dict(pieces)
+    before = fields.pop("", "").strip()
+    if "fix" not in fields:
+        said = list(sentences(before))
+        first = next((n for n, sentence in enumerate(said) if mends(sentence) and n > 0), None)
+        if first is None and said and mends(said[0]) and len(said) == 1 and title:
+            fields["fix"] = said[0]
+            before = ""
+        elif first is not None:
+            fields["fix"] = " ".join(said[first:])
+            before = " ".join(said[:first])
+    if before:
+        fields["symptom"] = f"{before}\n\n{fields['symptom']}" if "symptom" in fields else before
+    if "symptom" not in fields and title and fails(f"{title} {fields.get('cause', '')}"):
+        fields["symptom"] = title
+    if "fix" not in fields or not ({"symptom", "cause"} & set(fields)):
+        return None
+    title = clean_title(title) or _first_words(fields.get("symptom") or fields.get("cause", ""))
+    if field_of(title) is not None:
+        title = place.heading or title
+    return draft_of(clean_title(title), fields, place.evidence(title[:80]), place.phase)
+
+
+def _inline(text: str) -> dict[str, str]:
+    """Field → text by labels inside sentences: "… Fix: use X. Root cause: Y"."""
+    fields: dict[str, str] = {}
+    current, start = "", 0
+    for match in _INLINE.finditer(text):
+        piece = text[start : match.start()].strip(" ;,—-\n")
+        if piece:
+            fields[current] = f"{fields[current]}\n\n{piece}" if current in fields else piece
+        current, start = field_of(match["label"]) or "", match.end()
+    piece = text[start:].strip()
+    if piece:
+        fields[current] = f"{fields[current]}\n\n{piece}" if current in fields else piece
+    return fields
+
+
+def _attempts(section: Section, items: list[str], place: _Place) -> Draft | None:
+    """A numbered list of attempts of which the last one passed: the others did not help."""
+    tried = [text for text in items if _ATTEMPT.search(text[:60])]
+    if len(tried) < 2:
+        return None
+    passed = next((text for text in reversed(tried) if re.search(r"\bPASS(?:ED)?\b|✓|\bworks\b|\bfixed\b", text)), None)
+    if passed is None:
+        return None
+    fields = labelled_parts(section.body)
+    cause = fields.get("cause", "")
+    failed = [text for text in tried if text is not passed]
+    parts = {"symptom": failed[0], "fix": passed, "did_not_help": "\n".join(f"- {text}" for text in failed[1:])}
+    if cause:
+        parts["cause"] = cause
+    title = _first_words(sentences_or(cause, failed[0]))
+    return draft_of(clean_title(title), parts, place.evidence(), place.phase)
+
+
+def sentences_or(text: str, other: str) -> str:
+    """The first sentence of `text`, else of `other`."""
+    return next(iter(sentences(text or other)), other)
+
+
+def _rows(columns: tuple[str, ...], rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
+    """Lessons of a table: columns named after parts of a lesson, or a log with dates."""
+    named = {number: name for number, column in enumerate(columns) if (name := field_of(column)) is not None}
+    if {"fix", "apply"} & set(named.values()) and {"symptom", "cause"} & set(named.values()):
+        for row in rows:
+            fields: dict[str, str] = {}
+            for number, name in named.items():
+                if row[number].strip(" -—–"):
+                    fields[name] = f"{fields[name]}\n{row[number]}" if name in fields else row[number]
+            rest = [cell for number, cell in enumerate(row) if number not in named and cell.strip(" -—–")]
+            title = _first_words(fields.get("symptom") or (rest[0] if rest else fields.get("cause", "")))
+            if (
+                ({"fix", "apply"} & set(fields))
+                and ({"symptom", "cause"} & set(fields))
+                and len(" ".join(fields.values())) >= MIN_CHARS
+            ):
+                yield draft_of(clean_title(title), fields, place.evidence(title[:80]), place.phase)
+    elif columns and re.fullmatch(r"date|when|day", columns[0]) and len(columns) >= 2:
+        yield from _log(rows, place)
+
+
+def _log(rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
+    """Entries of a dated log that tell of a failure and, in the same or the following entries, of its mending."""
+    when: date | None = None
+    open_failure: list[str] = []
+    for row in rows:
+        when = date_in(row[0]) or when
+        text = " ".join(cell for cell in row[1:] if cell).strip()
+        dated = _Place(place.source, place.heading, when or place.when, place.phase)
+        own = _inline(text)
+        cause = own.get("cause", "")
+        fixed = own.get("fix", "")
+        if (
+            not fixed
+            and fails(text)
+            and re.search(r"(?i)\bfixed\b|\bworkaround\b|\bfix landed\b", text)
+            and not open_failure
+        ):
+            draft = _told(text, dated, strict=True)
+            if draft is not None:
+                yield draft
+                continue
+        if cause and not fixed:
+            open_failure.append(text)
+            continue
+        if fixed and (open_failure or fails(text)):
+            symptom = " ".join(open_failure) or own.get("", "")
+            causes = _inline(symptom).get("cause", "") or cause
+            fields = {"symptom": _inline(symptom).get("", symptom) or symptom, "fix": fixed}
+            if causes:
+                fields["cause"] = causes
+            title = _first_words(causes or fields["symptom"])
+            yield draft_of(clean_title(title), fields, dated.evidence(title[:80]), place.phase)
+            open_failure = []
+        elif open_failure and len(open_failure) < 3 and fails(text):
+            open_failure.append(text)
+        else:
+            open_failure = []
+
+
+def _first_words(text: str) -> str:
+    line = plain(re.sub(r"^[#\d.()\s-]+", "", text.strip())).replace("`", "")
+    first = next(iter(sentences(line)), line)
+    return first if len(first) <= 120 else first[:120].rsplit(" ", 1)[0]
+
+
+def verbatim_in(text: str) -> list[str]:
+    """The lines of the code blocks of `text`."""
+    return [line.strip() for block in code_of(text) for line in block.split("\n") if line.strip()]
