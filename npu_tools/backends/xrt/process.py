@@ -1,0 +1,129 @@
+"""One child process: bounded in time, its whole output kept on disk, its whole family ended with it.
+
+    ended = run_child(["aircc", "--version"], folder=folder, timeout_s=10)
+    ended.state, ended.code, ended.text
+
+Output goes to files rather than pipes: what a tool printed survives its being killed, and no tool blocks on a full pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+MAX_TEXT_BYTES = 4_000_000
+"""Most of a tool's output that is read back, from its end; the file holds all of it."""
+_POLL_S = 0.02
+_REAP_S = 5.0
+
+State = Literal["done", "failed", "signal", "timeout", "cancelled", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended. `code` is None where it never started or was stopped by us; `stuck` where it outlived a kill,
+    which only a process waiting inside the kernel does."""
+
+    state: State
+    code: int | None
+    out: str
+    err: str
+    wall_s: float
+    stuck: bool = False
+
+    @property
+    def text(self) -> str:
+        """Both streams, errors last."""
+        return "\n".join(part for part in (self.out, self.err) if part)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with 0."""
+        return self.state == "done"
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Ended:
+    """Run a command to its end, its time limit or a cancel request; never raises for what the command does.
+
+    `log` keeps both streams under `<log>.out` and `<log>.err`.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="herdbook-") as scratch:
+        base = log if log is not None else Path(scratch) / "child"
+        out, err = base.with_name(base.name + ".out"), base.with_name(base.name + ".err")
+        with out.open("wb") as to_out, err.open("wb") as to_err:
+            try:
+                process = subprocess.Popen(  # noqa: S603  (the tools of this machine, by path)
+                    list(command),
+                    cwd=folder,
+                    env=dict(environment) if environment is not None else None,
+                    stdin=subprocess.DEVNULL,
+                    stdout=to_out,
+                    stderr=to_err,
+                    start_new_session=os.name != "nt",
+                )
+            except OSError as error:
+                return Ended("missing", None, "", f"{command[0]}: {error.strerror or error}", 0.0)
+            state, stuck = _await(process, started + timeout_s, cancelled)
+        code = process.poll()
+        if state == "done" and code != 0:
+            state = "signal" if code is not None and code < 0 else "failed"
+        return Ended(state, code, tail(out), tail(err), time.monotonic() - started, stuck)
+
+
+def kill_family(pid: int) -> bool:
+    """Kill a process and all it started; whether every one of them is gone within a few seconds."""
+    try:
+        parent = psutil.Process(pid)
+        family = [*parent.children(recursive=True), parent]
+    except psutil.Error:
+        return True
+    for each in family:
+        try:
+            each.kill()
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(family, timeout=_REAP_S)
+    return not alive
+
+
+def tail(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
+    """The end of a text file, whatever its bytes."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _await(process: subprocess.Popen[bytes], until: float, cancelled: Callable[[], bool] | None) -> tuple[State, bool]:
+    while process.poll() is None:
+        stopped: State | None = None
+        if time.monotonic() >= until:
+            stopped = "timeout"
+        elif cancelled is not None and cancelled():
+            stopped = "cancelled"
+        if stopped is not None:
+            gone = kill_family(process.pid)
+            if gone:
+                process.wait(timeout=_REAP_S)
+            return stopped, not gone
+        time.sleep(_POLL_S)
+    return "done", False
