@@ -238,6 +238,7 @@ def predict(
     as_json: JsonFlag = False,
 ) -> None:
     """Modelled time, from a fit to published measurements, with its uncertainty. Never a measurement."""
+    from npu_tools.check.model import check_model
     from npu_tools.estimate import estimate_kernel, estimate_model
 
     if (kernel is None) == (model is None):
@@ -249,7 +250,8 @@ def predict(
     else:
         from mcp_server.npu import read_config
 
-        found = estimate_model(read_config(_places(), str(model)), seq, context)
+        config = read_config(_places(), str(model))
+        found = estimate_model(config, seq, context)
         if not hasattr(found, "tokens_per_s"):
             refused = found.as_dict()
             if not emit({"findings": [refused]}, as_json):
@@ -258,8 +260,16 @@ def predict(
         answer = found.as_dict()
         answer["low"] = {"ttft_s": answer["ttft_low_s"], "tokens_per_s": answer["tokens_low"]}
         answer["high"] = {"ttft_s": answer["ttft_high_s"], "tokens_per_s": answer["tokens_high"]}
-    if not emit(answer, as_json):
+        findings = check_model(config, seq, device).findings
+        answer["findings"] = [one.as_dict() for one in findings if one.severity == "error"]
+    refused = answer.pop("findings", [])
+    if not emit({**answer, "findings": refused}, as_json):
         _show_facts(answer)
+        _show_findings(refused)
+        if refused:
+            console.print("[bold red]a model that check refuses: the time is that of a sound one of its size[/]")
+    if refused:
+        sys.exit(1)
 
 
 @kernel_app.command("tune")

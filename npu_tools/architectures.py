@@ -30,6 +30,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 ALIKE: Mapping[str, Family] = {"MistralForCausalLM": "llama"}
 """Of the same build as a supported family, and run by nobody upstream."""
+MOST: Mapping[str, int] = {"num_hidden_layers": 1024, "vocab_size": 1 << 24, "max_position_embeddings": 1 << 30}
+"""Largest believable sizes, each far beyond any published model; other dimensions go to 2^20."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
 
@@ -249,8 +251,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _size(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 32:
-        raise UnusableInput(f"config.json: {key} must be a positive whole number, not {str(value)[:40]}")
+    most = MOST.get(key, 1 << 20)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise UnusableInput(f"config.json: {key} must be a whole number from 1 to {most:,}, not {repr(value)[:40]}")
     return value
 
 
@@ -259,7 +262,7 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UnusableInput(f"config.json: {key} must be a number, not {str(value)[:40]}")
+        raise UnusableInput(f"config.json: {key} must be a number, not {repr(value)[:40]}")
     return float(value)
 
 
