@@ -24,6 +24,7 @@ from npu_tools.emulator.code import Code
 from npu_tools.emulator.counters import Counters
 from npu_tools.emulator.effects import is_memref
 from npu_tools.emulator.elements import memory_space
+from npu_tools.emulator.fusion import Fused, fused
 from npu_tools.emulator.journal import Call, Copy, Journal, Load, Save, Step
 from npu_tools.emulator.memops import memref_type
 from npu_tools.emulator.memory import MemRef
@@ -161,7 +162,7 @@ class Repeated:
         left = any(stream.available for stream, _ in after.streams)
         if journal.spoiled or left or after.findings != before.findings or after.joined != before.joined:
             return False
-        self._plan = _Plan([_action(step) for step in journal.steps], before, after, self._scalar_path())
+        self._plan = _Plan([_action(step) for step in fused(journal.steps)], before, after, self._scalar_path())
         return True
 
     def repeat(self, points: Iterator[tuple[int, ...]], arguments: list[Any]) -> tuple[int, ...] | None:
@@ -253,7 +254,7 @@ class Repeated:
             stream.get_elements += (counts[3] - was[3]) * times
 
 
-def _action(step: Step) -> Action:
+def _action(step: Step | Fused) -> Action:
     """A step as a function of the iteration's windows."""
     match step:
         case Copy(target, source):
@@ -262,6 +263,8 @@ def _action(step: Step) -> Action:
             return lambda windows: np.copyto(target, windows[op].array())
         case Save(op, source):
             return lambda windows: windows[op].write(source)
+        case Fused(run):
+            return lambda _: run()
         case Call(kernel, numerics, arguments):
             run = kernel.run
             return lambda _: run(numerics, *arguments)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from npu_tools.emulator.kernels.attention_step import Stage
 from npu_tools.emulator.kernels.flash_attention import (
     LOWEST,
     Build,
@@ -75,6 +76,7 @@ def _family(
             accumulators=accumulators,
             source=f"mlir-air programming_examples/{kernels.build.source}",
             macs=_macs(call) if accumulators else 0,
+            detail=Stage(kernels, _bfp16(call)),
         )
 
     source = "mlir-air programming_examples/flash_attention/*/attn*.cc"

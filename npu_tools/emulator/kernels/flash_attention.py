@@ -50,7 +50,7 @@ from npu_tools.errors import UnusableInput
 LOWEST = np.float32(-3.3895313892515355e38)
 """The most negative finite bf16 (0xff7f): what npu1 and npu2 fill maxima with, so that lowest - lowest is 0."""
 
-_LOG2_E = 1.44269504089
+LOG2_E = 1.44269504089
 _TILES_KEPT = 32
 """Query tiles of all groups of lanes that are kept at once for one call."""
 
@@ -165,7 +165,7 @@ class Kernels:
         if self.build.tables:
             exact = numerics.mode == "f32"
             return narrow(np.exp(difference, dtype=np.float32) if exact else table_exp(difference))
-        factor = np.float32(numerics.round_to(np.float32(_LOG2_E * self.scale), "bf16", rounding="conv_even"))
+        factor = np.float32(numerics.round_to(np.float32(LOG2_E * self.scale), "bf16", rounding="conv_even"))
         difference *= factor
         return narrow(fast_exp2(numerics, difference))
 
@@ -248,7 +248,7 @@ def scores_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         if build.matrix_unit:
             # Keys that come transposed lie in blocks of 8 x 8 whose rows are the depth.
             axes = (0, 1, 4, 3, 2, 5) if build.row_major else (0, 1, 5, 2, 3, 4)
-            right = _taken_in(numerics, bfp16, _by_depth(keys, k, n, axes))
+            right = taken_in(numerics, bfp16, by_depth(keys, k, n, axes))
             product = _unit_product(stationary.taken_in(numerics, bfp16, queries, k, m), right)
         else:
             left = matrix_from_blocks(blocks_from_flat(queries, m, k, (height, 8), "columns"), "columns")
@@ -271,8 +271,8 @@ def output_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         m, k, n = tile_dims("matmul_g_b_bf16", *sizes)
         height = build.height
         if build.matrix_unit:
-            left = _taken_in(numerics, bfp16, _by_depth(weights, k, m))
-            product = _unit_product(left, _taken_in(numerics, bfp16, _by_depth(values, k, n, (0, 1, 4, 3, 2, 5))))
+            left = taken_in(numerics, bfp16, by_depth(weights, k, m))
+            product = _unit_product(left, taken_in(numerics, bfp16, by_depth(values, k, n, (0, 1, 4, 3, 2, 5))))
         else:
             width = 8 if build.row_major else height
             left = matrix_from_blocks(blocks_from_flat(weights, m, k, (height, width), "columns"), "columns")
@@ -287,7 +287,7 @@ def output_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
 _BY_ROWS = (0, 1, 5, 2, 3, 4)
 
 
-def _by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_ROWS) -> Array:
+def by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_ROWS) -> Array:
     """An operand in 8 x 8 blocks as `[gx, gy, 8, depth/8, across]`: place in the block, block along the depth, the rest.
 
     A BFP16 block then runs along the third axis, and numpy works on long rows. `axes` order the tile's axes so: by
@@ -298,8 +298,8 @@ def _by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_
     return np.ascontiguousarray(blocks.transpose(axes), np.float32).reshape(*blocks.shape[:2], 8, deep, across)
 
 
-def _taken_in(numerics: Numerics, bfp16: bool, operand: Array) -> Array:
-    """An operand from `_by_depth` as the unit multiplies it."""
+def taken_in(numerics: Numerics, bfp16: bool, operand: Array) -> Array:
+    """An operand from `by_depth` as the unit multiplies it."""
     return numerics.quantise(operand, 2, kind="flash_attention.bfp16") if bfp16 else operand
 
 
@@ -312,7 +312,7 @@ class _Stationary:
     def taken_in(self, numerics: Numerics, bfp16: bool, queries: Array, depth: int, rows: int) -> Array:
         """The operand made of these queries; they are compared bit by bit with those it was made of last."""
         if numerics.report is not None or not queries.flags.c_contiguous or queries.dtype != np.float32:
-            return _taken_in(numerics, bfp16, _by_depth(queries, depth, rows))
+            return taken_in(numerics, bfp16, by_depth(queries, depth, rows))
         words = queries.view(np.uint32)
         key = (queries.ctypes.data, queries.shape, depth, rows, numerics.exact)
         kept = self._kept.get(key)
@@ -320,7 +320,7 @@ class _Stationary:
             return kept[1]
         if kept is None and len(self._kept) >= _TILES_KEPT:
             self._kept.clear()
-        taken = _taken_in(numerics, bfp16, _by_depth(queries, depth, rows))
+        taken = taken_in(numerics, bfp16, by_depth(queries, depth, rows))
         self._kept[key] = (words.copy(), taken)
         return taken
 

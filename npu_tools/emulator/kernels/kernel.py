@@ -65,6 +65,8 @@ class ExternalKernel:
     accumulators: tuple[int, ...] = ()
     storage_order: tuple[tuple[int, ...] | None, ...] = ()
     macs: int = 0
+    detail: object = None
+    """What the family knows of the call, for those who make several calls as one."""
 
 
 Option = str | int | float | bool
@@ -110,6 +112,7 @@ class Built:
     storage_order: tuple[tuple[int, ...] | None, ...] = ()
     source: str | None = None
     macs: int = 0
+    detail: object = None
 
 
 @dataclass(frozen=True, slots=True)

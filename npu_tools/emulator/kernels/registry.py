@@ -81,6 +81,7 @@ def lookup(
                 accumulators=built.accumulators,
                 storage_order=built.storage_order or (None,) * len(operands),
                 macs=built.macs,
+                detail=built.detail,
             )
     if candidates:
         takes = "; or ".join(family.takes for family, _ in candidates)

@@ -1,0 +1,141 @@
+"""Five attention calls as one: the same bits as one after the other, on ordinary values and on hard ones."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from npu_tools.emulator.kernels import Surroundings, attention_step
+from npu_tools.emulator.kernels.attention_step import CALLS, Operands, Workspace, composed, to_bf16, weights_of
+from npu_tools.emulator.kernels.flash_attention import BUILDS, LOWEST, Kernels
+from npu_tools.emulator.numerics import Numerics
+from npu_tools.emulator.rounding import round_bf16
+
+GX, GY = 2, 3
+SYMBOLS = ("zero_fill_g_bf16", *CALLS[1:])
+TYPES = (
+    ("4096xbf16",),
+    ("64x64xbf16", "64x64xbf16", "4096xbf16"),
+    ("4096xbf16", "64x1xbf16", "64x1xbf16", "64x1xbf16"),
+    ("64x1xbf16", "64x64xbf16"),
+    ("4096xbf16", "64x64xbf16", "64x64xbf16"),
+)
+
+
+def kernels(bench, link: str = "attn_npu2.o") -> list:
+    around = Surroundings(options={"dk_full": 64})
+    return [bench.kernel(symbol, types, link, around) for symbol, types in zip(SYMBOLS, TYPES, strict=True)]
+
+
+def operands(scale: float, seed: int = 0) -> Operands:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return round_bf16(rng.standard_normal(shape).astype(np.float32) * np.float32(scale))
+
+    line = (GX, GY, 64, 1)
+    top = np.full(line, LOWEST) if seed % 2 else normal(*line)
+    return Operands(
+        queries=normal(GX, GY, 64, 64),
+        keys=normal(1, GY, 64, 64),
+        scores=normal(GX, GY, 4096),
+        top=top,
+        total=normal(*line),
+        ratio=normal(*line),
+        values=normal(1, GY, 64, 64),
+        output=normal(GX, GY, 64, 64),
+    )
+
+
+def copied(given: Operands) -> Operands:
+    return Operands(*(getattr(given, field.name).copy() for field in fields(Operands)))
+
+
+def one_by_one(numerics: Numerics, calls: list, o: Operands) -> None:
+    arguments = (
+        (o.scores,),
+        (o.queries, o.keys, o.scores),
+        (o.scores, o.top, o.total, o.ratio),
+        (o.ratio, o.output),
+        (o.scores, o.values, o.output),
+    )
+    for call, given in zip(calls, arguments, strict=True):
+        call.run(numerics, *given)
+
+
+def both(bench, given: Operands) -> tuple[Operands, Operands]:
+    numerics, calls = Numerics(), kernels(bench)
+    once, apart = copied(given), copied(given)
+    with np.errstate(all="ignore"):
+        run = composed(numerics, calls, once, Workspace(), fresh=True)
+        assert run is not None
+        run()
+        one_by_one(numerics, calls, apart)
+    return once, apart
+
+
+def differing(once: Operands, apart: Operands) -> list[str]:
+    names = ("top", "total", "ratio", "output")
+    return [
+        name
+        for name in names
+        if not np.array_equal(getattr(once, name).view(np.uint32), getattr(apart, name).view(np.uint32))
+    ]
+
+
+@pytest.mark.parametrize(("scale", "seed"), [(0.05, 0), (1.0, 1), (1.0, 2), (6.0, 3), (40.0, 4), (0.0, 5)])
+def test_the_calls_as_one_give_the_bits_of_one_after_the_other(bench, scale: float, seed: int) -> None:
+    assert not differing(*both(bench, operands(scale, seed)))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
+@pytest.mark.parametrize("name", ["queries", "keys", "values", "output"])
+def test_values_that_are_no_numbers_or_too_large_give_the_same_bits_too(bench, name: str, value: float) -> None:
+    given = operands(1.0, 7)
+    getattr(given, name)[0, 1, 5, 9] = round_bf16(np.float32([value]))[0]
+    assert not differing(*both(bench, given))
+
+
+def test_weights_far_below_their_row_s_maximum_are_nothing(bench) -> None:
+    given = operands(1.0, 9)
+    given.keys[0, 1, :, :8] *= np.float32(256)
+    assert not differing(*both(bench, given))
+
+
+def test_other_builds_and_plain_numerics_are_left_alone(bench) -> None:
+    assert composed(Numerics("f32"), kernels(bench), operands(1.0), Workspace(), fresh=True) is None
+    assert composed(Numerics(), kernels(bench, "attn_npu1.o"), operands(1.0), Workspace(), fresh=True) is None
+
+
+def test_keys_that_differ_between_columns_are_left_alone(bench) -> None:
+    given = operands(1.0)
+    wide = Operands(**{field.name: getattr(given, field.name) for field in fields(Operands)} | {"keys": given.queries})
+    assert composed(Numerics(), kernels(bench), wide, Workspace(), fresh=True) is None
+
+
+@pytest.mark.parametrize("exponent", [1, 100, 127, 128, 200])
+def test_every_mantissa_is_rounded_as_to_nearest_even(exponent: int) -> None:
+    words = np.arange(1 << 23, dtype=np.uint32) | np.uint32(exponent << 23)
+    values = words.view(np.float32).copy()
+    expected = round_bf16(values)
+    to_bf16(values, np.empty_like(values))
+    assert np.array_equal(values, expected)
+
+
+@pytest.mark.parametrize("depth", [32, 64, 80, 96, 128, 192, 256])
+def test_every_difference_gives_the_weight_of_the_exponential(depth: int) -> None:
+    numerics, build = Numerics(), Kernels(BUILDS["npu2"], depth**-0.5)
+    magnitudes = (np.arange(0x7F80, dtype=np.uint32) << 16).view(np.float32)
+    values = -magnitudes[magnitudes > 0]
+    expected = build.exp(numerics, values.copy())
+    weights = values.copy()
+    with np.errstate(over="ignore"):
+        assert weights_of(weights, numerics, build)
+    assert np.array_equal(weights.view(np.uint32), expected.view(np.uint32))
+
+
+def test_a_block_is_split_where_it_is_too_large_for_the_cache(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_step, "_AT_ONCE", 1)
+    assert not differing(*both(bench, operands(1.0, 11)))
