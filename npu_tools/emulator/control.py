@@ -159,6 +159,7 @@ def lower_scf_for(op: Operation, builder: Builder) -> None:
     last = block.last_op
     yielded = last.operands if last is not None and last.name == "scf.yield" else ()
     at_once = strips.shortcut(op, builder)
+    abreast = builder.machine.trips_abreast(op, builder) if at_once is None else None
     lower_loop(
         builder,
         block,
@@ -171,6 +172,8 @@ def lower_scf_for(op: Operation, builder: Builder) -> None:
     )
     if at_once is not None:
         at_once(builder.here())
+    if abreast is not None:
+        abreast()
 
 
 def bound_from_map(builder: Builder, affine_map: AffineMap, operands: Sequence[SSAValue], *, lowest: bool) -> Bound:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from xdsl.dialects import func, memref
+from xdsl.dialects import func, memref, scf
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from npu_tools.air import Place, Program
 from npu_tools.air.dialect import ChannelGetOp, ChannelOp, ChannelPutOp, HerdOp, Hierarchy, LaunchOp, SegmentOp
-from npu_tools.emulator import abreast, control, hierarchy, memops, repeats, turns
+from npu_tools.emulator import abreast, control, hierarchy, memops, repeats, trips, turns
 from npu_tools.emulator.calls import Externals
 from npu_tools.emulator.channels import Channel
 from npu_tools.emulator.code import Builder, Code, Region, Signal, Structured, Touch, end_task
@@ -174,6 +174,10 @@ class Machine:
             fit = abreast.L2_BYTES // max(1, copied_bytes(op, self.effects))
             most = max(most, min(abreast.WIDEST, fit))
         return most, axis
+
+    def trips_abreast(self, op: scf.ForOp, builder: Builder) -> Callable[[], None] | None:
+        """Emit what runs the trips of a core's loop side by side; to be called again behind the loop."""
+        return trips.side_by_side(op, builder)
 
     def repeated(self, op: Hierarchy, code: Code) -> repeats.Repeated | None:
         """How the iterations of a launch after the first can be done by steps; None where they are run."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from npu_tools.emulator.code import Builder
     from npu_tools.emulator.memory import MemRef
 
-FEWEST = 2
+FEWEST = 1
 """Iterations from which on it is worth it."""
 _ELEMENTWISE = frozenset(
     {
@@ -335,11 +335,7 @@ class _Strips:
                 raise _NotStrips
 
 
-def shortcut(op: scf.ForOp, builder: Builder) -> Callable[[int], None] | None:
-    """Emit an instruction that executes a loop of strips at once and goes on behind it, and otherwise into it.
-
-    To be emitted right before the loop; the function returned is to be told where it ends.
-    """
+def _strips(op: scf.ForOp, builder: Builder) -> _Strips | None:
     machine = builder.machine
     if builder.herd is None or builder.turns or machine.trace is not None or machine.numerics.report is not None:
         return None
@@ -354,6 +350,37 @@ def shortcut(op: scf.ForOp, builder: Builder) -> Callable[[int], None] | None:
         strips.read_body()
         strips.check()
     except (_NotStrips, Fault):
+        return None
+    return strips
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a loop of strips does to memory: it reads first and writes last; `writes` says whether a buffer's whole."""
+
+    reads: frozenset[SSAValue]
+    writes: tuple[tuple[SSAValue, bool], ...]
+
+
+def analysed(op: scf.ForOp, builder: Builder) -> Summary | None:
+    """What a loop does to memory, None where it is no loop of strips."""
+    strips = _strips(op, builder)
+    if strips is None:
+        return None
+    reads = {root for root, _ in strips.strip_reads} | set(strips.sums.values())
+    writes = [(buffer, True) for buffer in (*strips.scratch, *(buffer for buffer, _ in strips.totals))]
+    for root, (first, _) in strips.strip_writes.items():
+        writes.append((root, first == 0 and strips.extent == static_shape(memref_type(root))[0]))
+    return Summary(frozenset(reads), tuple(writes))
+
+
+def shortcut(op: scf.ForOp, builder: Builder) -> Callable[[int], None] | None:
+    """Emit an instruction that executes a loop of strips at once and goes on behind it, and otherwise into it.
+
+    To be emitted right before the loop; the function returned is to be told where it ends.
+    """
+    strips = _strips(op, builder)
+    if strips is None:
         return None
     run, ends = _instruction(strips)
     builder.emit(run)
