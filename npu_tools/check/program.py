@@ -15,6 +15,7 @@ from npu_tools.air import Program, parse_program, verify
 from npu_tools.check import (
     cascade,
     channels,
+    counts,
     dma_channels,
     launches,
     linking,
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     statics.find,
     memory_space.find,
     channels.find,
+    counts.find,
     linking.find,
     placement.find,
     pins.find,

@@ -326,3 +326,28 @@ def test_notes_of_one_kind_are_told_once_with_their_places() -> None:
     merged = _once([*notes, *errors])
     assert [(one.code, one.line) for one in merged] == [("dealloc-in-loop", 4), ("stride", 3), ("stride", 5)]
     assert merged[0].message == "freed in a loop (also at lines 7, 9)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("%first = arith.constant 12", "%first = arith.constant 11", "704 elements are put on @in in one run"),
+        (
+            "%buffer[0] [48] [1]",
+            "%buffer[] [] []",
+            "768 elements are put on @between in one run of the function and 1024",
+        ),
+        ("%second = arith.constant 16", "%second = arith.constant 17", "1024 elements are put on @out"),
+    ],
+)
+def test_a_channel_that_takes_more_or_less_than_is_put_is_refused(old: str, new: str, said: str) -> None:
+    found = only(check("herds", (old, new)), "channel-count")
+    assert said in found.message
+    assert found.severity == "error"
+    assert found.line
+
+
+def test_channels_whose_traffic_the_text_does_not_settle_are_left_to_the_emulator() -> None:
+    undecided = ("scf.for %i = %zero to %first step %one", "scf.for %i = %zero to %unknown step %one")
+    text = (("func.func @pair(%a", "func.func @pair(%unknown: index, %a"), ("args(%la=%a, %lb=%b) : ", "args(%unknown_1=%unknown, %la=%a, %lb=%b) : index, "), (undecided[0], undecided[1].replace("%unknown", "%unknown_1")), ("%first = arith.constant 12", "%first = arith.constant 11"))  # fmt: skip
+    assert "channel-count" not in codes(check("herds", *text))
