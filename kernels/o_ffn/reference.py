@@ -25,14 +25,21 @@ def inputs(rng: np.random.Generator, shape: Mapping[str, int], settings: Mapping
 def reference(tensors: Mapping[str, Array], shape: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Array]:
     """Every output, as float32."""
     del shape
-    wide = {name: values.astype(np.float32) for name, values in tensors.items()}
-    o = wide["attention"] @ wide["wo"]
-    summed = wide["residual"] + o
+    made = head(tensors, settings)
+    made |= activated(made["normed"], tensors)
+    down = made["swiglu"] @ tensors["w_down"].astype(np.float32)
+    return {**made, "down": down, "out": made["summed"] + down}
+
+
+def head(tensors: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str, Array]:
+    """{"o", "summed", "normed"}: projection, residual, norm."""
+    o = tensors["attention"].astype(np.float32) @ tensors["wo"].astype(np.float32)
+    summed = tensors["residual"].astype(np.float32) + o
     normed = _rms.normalised(summed, tensors["norm_weight"], float(settings["eps"])).astype(np.float32)
-    gate, up = normed @ wide["w_gate"], normed @ wide["w_up"]
-    swiglu = _silu.reference({"gate": gate, "up": up}, {}, {})["y"].astype(np.float32)
-    down = swiglu @ wide["w_down"]
-    return {
-        "o": o, "summed": summed, "normed": normed, "gate": gate, "up": up, "swiglu": swiglu, "down": down,
-        "out": summed + down,
-    }  # fmt: skip
+    return {"o": o, "summed": summed, "normed": normed}
+
+
+def activated(normed: Array, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """{"gate", "up", "swiglu"} of the normed input."""
+    gate, up = (normed @ tensors[name].astype(np.float32) for name in ("w_gate", "w_up"))
+    return {"gate": gate, "up": up, "swiglu": _silu.reference({"gate": gate, "up": up}, {}, {})["y"].astype(np.float32)}

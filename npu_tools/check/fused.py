@@ -230,6 +230,26 @@ def ffn(model: Dimensions, seq: int, device: Device) -> list[Elf]:
     ]
 
 
+def ffn_piece(name: str, seq: int, emb: int, hidden: int, device: Device, q_dim: int | None = None) -> Elf:
+    """One of the ELFs the FFN of prefill is split into, at any hidden size: o_ffn_head, o_res_norm, gate_up, down_add."""
+    q = q_dim or emb
+    head = (
+        project("o", seq, q, emb, device),
+        _stream("add", "eltwise_add", (seq * emb,), device),
+        _norm("norm", seq, emb, device),
+    )
+    pair = (project("gate", seq, emb, hidden, device), project("up", seq, emb, hidden, device))
+    if name == "o_res_norm":
+        return Elf(name, (seq, emb), head)
+    if name == "gate_up":
+        return Elf(name, (seq, emb, hidden), pair)
+    if name == "o_ffn_head":
+        activation = _stream("swiglu", "silu_mul", (seq * hidden,), device)
+        return Elf(name, (seq, emb, hidden), (*head, *pair, activation))
+    tail = (project("down", seq, hidden, emb, device), _stream("add", "eltwise_add", (seq * emb,), device))
+    return Elf(name, (seq, hidden, emb), tail)
+
+
 def fuses_ffn(hidden: int) -> bool:
     """Whether the whole FFN of prefill fits one ELF."""
     return hidden % FUSED_FFN_WIDTH == 0 and hidden <= FUSED_FFN_MOST

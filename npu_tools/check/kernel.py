@@ -244,6 +244,16 @@ def _o_ffn(extents: tuple[int, ...], given: Settings, target: Device) -> Case:
     return fused.o_ffn(seq, emb, hidden, target, given.integer("q_dim", emb))
 
 
+def _ffn_piece(name: str) -> Resolve:
+    def resolve(extents: tuple[int, ...], given: Settings, target: Device) -> Case:
+        seq, first, *rest = extents
+        emb, hidden = (rest[0], first) if name == "down_add" else (first, rest[0] if rest else 1)
+        q_dim = given.integer("q_dim", emb) if name.startswith("o_") else None
+        return fused.ffn_piece(name, seq, emb, hidden, target, q_dim)
+
+    return resolve
+
+
 def _o_gemv_ffn(extents: tuple[int, ...], given: Settings, target: Device) -> Case:
     emb, hidden = extents
     form = given.word("form", "cascade", ("cascade", "leaves"))
@@ -293,6 +303,10 @@ _FAMILIES: tuple[Family, ...] = (
     Family("rms_qkv_bias_rope_gemv", ("emb", "kv_dim"), (), _attention_decode("qwen2")),
     Family("rms_qkv_qknorm_rope_gemv", ("emb", "kv_dim"), (), _attention_decode("qwen3")),
     Family("o_ffn", ("seq", "emb", "hidden"), ("o_ffn_multi", "ffn"), _o_ffn),
+    Family("o_ffn_head", ("seq", "emb", "hidden"), (), _ffn_piece("o_ffn_head")),
+    Family("o_res_norm", ("seq", "emb"), (), _ffn_piece("o_res_norm")),
+    Family("gate_up", ("seq", "emb", "hidden"), (), _ffn_piece("gate_up")),
+    Family("down_add", ("seq", "hidden", "emb"), (), _ffn_piece("down_add")),
     Family("o_gemv_ffn", ("emb", "hidden"), ("decode_ffn",), _o_gemv_ffn),
     Family("lm_head_gemv", ("vocab", "emb"), ("lm_head",), _lm_head),
     Family("stitched", ("launches",), ("multi_launch", "stitch_elf"), _stitched),

@@ -21,7 +21,7 @@ FUSED = [
     recipe(KERNELS, name)
     for name in (
         "rms_gemms_rope", "o_ffn", "rms_gemv_rope", "o_gemv_ffn", "rms_qkv_bias_rope", "rms_qkv_bias_rope_gemv",
-        "rms_qkv_qknorm_rope", "rms_qkv_qknorm_rope_gemv",
+        "rms_qkv_qknorm_rope", "rms_qkv_qknorm_rope_gemv", "o_ffn_head", "o_res_norm", "gate_up", "down_add",
     )
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("each", FUSED, ids=lambda each: each.name)
