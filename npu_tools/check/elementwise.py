@@ -151,7 +151,8 @@ def _kernel(kernel: str, extents: tuple[int, ...], columns: int, rows: int, tile
 
 
 def resolve(kernel: str, extents: tuple[int, ...], given: Settings, device: Device) -> Stream:
-    """The herd the registry found best (8x1, GELU 8x2) and the largest tile that places: 2048 for add, else 4096."""
+    """The herd the registry found best (8x1, GELU 8x2) and the tile nearest to its best (2048 for add, else 4096) that
+    places; a loop of an odd number of pieces, wrong for add, is avoided where a tile of half that size or more does."""
     base, height = (2048, 1) if kernel == "eltwise_add" else (4096, 2 if kernel == "gelu" else 1)
     rows = given.integer("herd_y", given.integer("rows", height))
     omit = given.word("omit_pingpong", "", ("", "L1", "L2", "all"))
@@ -163,12 +164,16 @@ def resolve(kernel: str, extents: tuple[int, ...], given: Settings, device: Devi
     columns = given.integer("herd_x", given.integer("columns", _columns(total, rows, asked or LANES, device)))
     sizes = [base, *sorted((size for size in range(LANES, 5377, LANES)), key=lambda size: (abs(size - base), size))]
     first: Stream | None = None
+    odd: Stream | None = None
     for tile in [asked] if asked else (size for size in sizes if total % (size * columns * rows) == 0):
         case = _kernel(kernel, extents, columns, rows, tile, stack, omit)
         first = first or case
-        if legal(case, device):
-            return case
-    return first or _kernel(kernel, extents, columns, rows, asked or base, stack, omit)
+        if not legal(case, device):
+            continue
+        if case.trips < 5 or case.trips % 2 == 0:
+            return case if odd is None or case.tile * 2 >= odd.tile else odd
+        odd = odd or case
+    return odd or first or _kernel(kernel, extents, columns, rows, asked or base, stack, omit)
 
 
 def _columns(total: int, rows: int, tile: int, device: Device) -> int:
