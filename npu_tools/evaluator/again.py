@@ -1,0 +1,143 @@
+"""The deployed model run again: prompts of its gates, prompts it never saw, twice the same, against FP32.
+
+The runs are in a worker process with the recipes laid together anew; what they give is judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npu_tools.deployment.ledger import Entry
+from npu_tools.evaluator.claims import Claims, line, prompts_of, subject
+from npu_tools.evaluator.coverage import last_gates
+from npu_tools.evaluator.reasons import Reason
+from npu_tools.evaluator.rederive import Checked, work
+from npu_tools.evaluator.results import COPIED, Array, Made, cosine, logits_of, relative_error
+
+SAME_RUN = 0.02
+"""Relative error (2-norms) within which logits of two runs are the same run: thread counts move last bits, no more."""
+LOGITS_COSINE, LAYER_COSINE = 0.95, 0.85
+"""Against FP32 (deployment/phases.toml, phase 3)."""
+STEPS = 6
+"""Steps done again of a gated prompt; the first is a prefill, the others decode."""
+
+
+def audit_model(
+    claims: Claims, together: Path, made: Made, place: Path, timeout_s: float, checked: Checked
+) -> Iterator[Reason]:
+    """The last gates of prefill and decode done again, then prompts of our own."""
+    gates = last_gates(claims)
+    if not gates:
+        return
+    jobs: list[dict[str, Any]] = []
+    chosen: list[tuple[Entry, int]] = []
+    for at, entry in enumerate(gates):
+        prompts = prompts_of(entry)
+        number = int(made.rng.integers(len(prompts)))
+        chosen.append((entry, number))
+        asked = [prompts[number], prompts[number]] if at == 0 else [prompts[number]]
+        jobs.append(_job(claims, entry, together, place / f"model_{at}", asked, STEPS, []))
+    own = adversarial(claims, made)
+    layer = int(made.rng.integers(claims.dims.layers))
+    jobs.append(_job(claims, gates[-1], together, place / "own", own, 1, [layer]))
+    answers = work(jobs, place / "model", timeout_s)
+    for at, (entry, number) in enumerate(chosen):
+        yield from _reproduced(claims, entry, number, answers[at], place / f"model_{at}", twice=at == 0)
+    yield from _own(claims, answers[-1], own, layer, place / "own", made)
+    checked.notes.append(
+        f"{len(chosen)} gates of the model done again, {STEPS} steps of a prompt each; "
+        f"{len(own)} prompts it had not seen, layer {layer} against FP32"
+    )
+
+
+def adversarial(claims: Claims, made: Made) -> list[list[int]]:
+    """One token alone, one token again and again, and random tokens of the longest length the deployment takes."""
+    longest = claims.seq_len
+    if claims.dims.max_positions:
+        longest = min(longest, claims.dims.max_positions - 1)
+    token, other = (int(each) for each in made.rng.integers(0, claims.dims.vocab, 2))
+    return [
+        [int(each) for each in made.rng.integers(0, claims.dims.vocab, longest)],
+        [token],
+        [other] * max(2, min(longest, 40)),
+    ]
+
+
+def _job(
+    claims: Claims, entry: Entry, together: Path, folder: Path, prompts: list[list[int]], steps: int, layers: list[int]
+) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    about = subject(entry)
+    return {
+        "kind": "model", "config": dict(claims.config), "weights": claims.weights, "kernels": str(together),
+        "seq_len": claims.seq_len, "fused": about.get("fused"), "settings": about.get("settings") or {},
+        "static": about.get("static") or {}, "prompts": prompts, "steps": steps, "layers": layers,
+        "folder": str(folder),
+    }  # fmt: skip
+
+
+def _reproduced(
+    claims: Claims, entry: Entry, number: int, answer: Mapping[str, Any], folder: Path, *, twice: bool
+) -> Iterator[Reason]:
+    if not answer["ok"]:
+        code = "not_checked" if answer.get("lost") else "not_reproduced"
+        yield Reason(code, f"prompt {number} cannot be run again: {answer['reason']}", line(entry))
+        return
+    if answer["layers"] != claims.dims.layers:
+        text = f"the deployment runs {answer['layers']} layers of {claims.dims.layers}"
+        yield Reason("layers_skipped", text, line(entry))
+    now, then = np.load(folder / "prompt_00.npy"), logits_of(claims, entry, number)
+    if twice:
+        again = np.load(folder / "prompt_01.npy")
+        if not np.array_equal(now.view(np.uint8), again.view(np.uint8)):
+            yield Reason("nondeterministic", f"prompt {number} run twice gives other logits", line(entry))
+    if then is None:
+        return
+    for step in range(min(len(now), len(then))):
+        error = relative_error(then[step], now[step])
+        if error > SAME_RUN:
+            text = f"prompt {number}, step {step}: the kept logits are {error:.3g} away from those of a new run"
+            yield Reason("not_reproduced", text, line(entry))
+            return
+        if int(then[step].argmax()) != int(now[step].argmax()):
+            return  # a tie within rounding: what follows has another context
+
+
+def _own(
+    claims: Claims, answer: Mapping[str, Any], prompts: list[list[int]], layer: int, folder: Path, made: Made
+) -> Iterator[Reason]:
+    """Prompts nobody gated, against FP32."""
+    if not answer["ok"]:
+        yield Reason("model_fails", f"prompts of our own do not run: {answer['reason']}", "adversarial prompts")
+        return
+    for number, prompt in enumerate(prompts):
+        expected: dict[tuple[int | None, str], Array] = {}
+        for at, stage, array in made.decomposition.stages(prompt):
+            if (stage == "output" and at == layer) or stage == "logits":
+                expected[at, stage] = array
+        got, wanted = np.load(folder / f"prompt_{number:02d}.npy")[0], expected[None, "logits"][0]
+        title = ("random tokens", "one token", "one token repeated")[number]
+        if not np.isfinite(got).all():
+            yield Reason("model_fails", f"{title}: logits that are no numbers", f"prompt {prompt[:8]}")
+            continue
+        near = cosine(got, wanted)
+        if near < LOGITS_COSINE:
+            text = f"{title}: logits have cosine {near:.4f} against FP32, {LOGITS_COSINE:g} is asked"
+            yield Reason("model_fails", text, f"prompt {prompt[:8]} of {len(prompt)} tokens")
+        if relative_error(got, wanted) < COPIED:
+            text = f"{title}: logits are those of FP32, which no bf16 path gives"
+            yield Reason("not_aie_numerics", text, f"prompt {prompt[:8]}")
+        tapped = folder / f"layer_{layer:02d}_output.npy"
+        if number == 0 and tapped.is_file():
+            block, reference = np.load(tapped)[: len(prompt)], expected[layer, "output"]
+            if cosine(block, reference) < LAYER_COSINE:
+                text = f"{title}: layer {layer} has cosine {cosine(block, reference):.4f} against FP32"
+                yield Reason("model_fails", text, f"layer {layer}")
+            if relative_error(block, reference) < COPIED:
+                yield Reason(
+                    "not_aie_numerics", f"layer {layer} computes FP32, which no device here does", f"layer {layer}"
+                )
