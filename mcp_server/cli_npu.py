@@ -23,6 +23,14 @@ SetOption = Annotated[
 ]
 FileArgument = Annotated[Path, typer.Argument(help="An AIR program (.mlir).")]
 FunctionOption = Annotated[str | None, typer.Option("--func", help="Which function, where there are several.")]
+BackendOption = Annotated[
+    Literal["emulator", "xrt"],
+    typer.Option(help="Where: the emulator, or an NPU by mlir-air and XRT (docs/first-hour.md)."),
+]
+CompileOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="With --backend xrt: an option of XRTBackend; repeatable."),
+]
 SeqOption = Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")]
 
 kernel_app = typer.Typer(help="Kernels: recipes, measured rows, legal tile configurations.", no_args_is_help=True)
@@ -104,11 +112,15 @@ def compile(
     file: FileArgument,
     function: FunctionOption = None,
     device: DeviceOption = "npu2",
+    backend: BackendOption = "emulator",
+    options: CompileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Parse, verify, check and lower a program for the emulator; the artefact is cached by content."""
+    """Parse, verify, check and lower a program for the emulator, or compile it for an NPU; the artefact is cached by content."""
+    places = _places()
     request = {
-        "program": _source(file), "cache": str(_places().artefacts), "device": device, "function": function,
+        "program": _source(file), "cache": str(places.artefacts), "device": device, "function": function,
+        **_device_request(places, backend, options, as_json),
     }  # fmt: skip
     answer = _perform("compile", request, as_json)
     answer["lessons"] = _lessons(answer["findings"], device)
@@ -142,15 +154,21 @@ def run(
     tile_map: Annotated[Path | None, typer.Option(help="Draw L1 and L2 use by tile (.svg, .png).")] = None,
     rounding: Annotated[bool, typer.Option(help="Report where values were rounded, and by how much.")] = False,
     background: Annotated[bool, typer.Option(help="Start a job, print its id and return.")] = False,
+    device: DeviceOption = "npu2",
+    backend: BackendOption = "emulator",
+    options: CompileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a program on the emulator: AIE2P numerics, deadlocks and stray reads explained, times modelled."""
+    """Run a program, by default on the emulator: AIE2P numerics, deadlocks and stray reads explained, times modelled."""
     request = {
         "program": _source(file), "function": function, "inputs": str(inputs.absolute()) if inputs else None, "seed": seed,
         "outputs": str(outputs.absolute()), "numerics": numerics, "grouping": grouping, "timeout_s": timeout,
         "memory_mb": memory_mb, "timeline": str(timeline.absolute()) if timeline else None,
-        "tile_map": str(tile_map.absolute()) if tile_map else None, "rounding": rounding,
+        "tile_map": str(tile_map.absolute()) if tile_map else None, "rounding": rounding, "device": device,
     }  # fmt: skip
+    if backend == "xrt":
+        places = _places()
+        request |= {"cache": str(places.artefacts), **_device_request(places, backend, options, as_json)}
     if background:
         from npu_tools.jobs import Jobs
 
@@ -327,6 +345,23 @@ def fit_command(
         console.print(f"fit {fitted.digest}: {told}", markup=False)
 
 
+def _device_request(places: Places, backend: str, options: list[str] | None, as_json: bool) -> dict[str, Any]:
+    """What the xrt backend is asked besides; nothing for the emulator, which takes no options of a compiler."""
+    if backend == "emulator":
+        if options:
+            fail("--option is for --backend xrt", as_json=as_json)
+        return {}
+    given = {name: _listed(value) for name, value in _pairs(options, as_json).items()}
+    return {"backend": backend, "options": given, "toolchain": dict(places.toolchain)}
+
+
+def _listed(value: Any) -> Any:
+    """runtime_loop_tiling_sizes=4,4 is a list; so is one number there, and text stays text."""
+    if isinstance(value, str) and "," in value:
+        return [_value(part) for part in value.split(",")]
+    return value
+
+
 def _perform(kind: str, request: dict[str, Any], as_json: bool) -> dict[str, Any]:
     from npu_tools.errors import RunStopped
     from npu_tools.jobs.work import perform
@@ -376,7 +411,8 @@ def _places() -> Places:
     from mcp_server.config import Config
     from mcp_server.places import Places
 
-    return Places(Config.from_environment().home, Path.cwd())
+    config = Config.from_environment()
+    return Places(config.home, Path.cwd(), toolchain=config.toolchain)
 
 
 def _pairs(given: list[str] | None, as_json: bool) -> dict[str, Any]:

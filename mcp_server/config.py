@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kb import MemoryConfig
@@ -23,6 +24,10 @@ VARIABLES = {
     "HERDBOOK_DENSE": "0 turns dense search off",
     "HERDBOOK_CHROMA": "host:port of a running Chroma server to keep the vectors in",
     "HERDBOOK_TOKEN": "bearer token that 'herdbook serve --http' asks for",
+    "HERDBOOK_NPU_PYTHON": "Python that has mlir-air and pyxrt (default: the one Herdbook runs in)",
+    "HERDBOOK_MLIR_AIR": "a clone of mlir-air, for the sources of external kernels",
+    "PEANO_INSTALL_DIR": "llvm-aie's folder, as upstream's tools read it",
+    "MLIR_AIE_INSTALL_DIR": "mlir-aie's folder, as upstream's tools read it",
     "HERDBOOK_WORKSPACE": "folder the NPU tools read and write in (default: the current one)",
     "HERDBOOK_CLIENT": "name under which outcomes of this client are counted",
     "VISUAL": "editor that 'herdbook contribute' opens",
@@ -45,6 +50,8 @@ class Config:
     token: str | None = field(default=None, repr=False)
     client: str = ""
     workspace: Path = field(default_factory=Path.cwd)
+    toolchain: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Where the real tools are: the fields of npu_tools.backends.xrt.Toolchain."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -66,6 +73,7 @@ class Config:
             token=env.get("HERDBOOK_TOKEN") or None,
             client=env.get("HERDBOOK_CLIENT", ""),
             workspace=Path(env.get("HERDBOOK_WORKSPACE") or ".").expanduser().absolute(),
+            toolchain=toolchain(env),
         )
 
     def memory(self) -> MemoryConfig:
@@ -89,6 +97,32 @@ def default_home() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("herdbook", appauthor=False))
+
+
+_TOOL_VARIABLES = (
+    "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "USER", "LANG", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "COMSPEC",
+    "PATHEXT", "USERPROFILE", "LOCALAPPDATA", "XILINX_XRT", "PEANO_INSTALL_DIR", "MLIR_AIE_INSTALL_DIR",
+    "MLIR_AIR_INSTALL_DIR", "LLVM_INSTALL_DIR", "OPENBLAS_NUM_THREADS",
+)  # fmt: skip
+"""What mlir-air, Peano and XRT are given of the environment: places and no secrets, since jobs keep it on disk."""
+
+
+def toolchain(env: Mapping[str, str]) -> dict[str, Any]:
+    """Where the real tools are, from upstream's own variables and PATH; nothing is looked for here."""
+    import tempfile
+
+    search = [part for part in env.get("PATH", "").split(os.pathsep) if part]
+    examples = Path(env["HERDBOOK_MLIR_AIR"]).expanduser() if env.get("HERDBOOK_MLIR_AIR") else None
+    found: dict[str, Any] = {
+        "python": env.get("HERDBOOK_NPU_PYTHON") or sys.executable,
+        "search": search,
+        "environment": {name: env[name] for name in _TOOL_VARIABLES if name in env},
+        "peano": env.get("PEANO_INSTALL_DIR") or None,
+        "aie": env.get("MLIR_AIE_INSTALL_DIR") or None,
+        "examples": str(examples) if examples is not None else None,
+        "temp": tempfile.gettempdir(),
+    }
+    return found
 
 
 def editor() -> str:

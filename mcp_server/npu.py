@@ -46,6 +46,10 @@ _Text = Annotated[str | None, Field(description="the program itself, instead of 
 _Name = Annotated[str | None, Field(max_length=200)]
 _Device = Annotated[str, Field(description="npu2 (Strix, Krackan …) or npu1 (Phoenix)", max_length=40)]
 _Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="seconds to wait for the result")]
+_Backend = Literal["emulator", "xrt"]
+_Options = Annotated[
+    dict[str, Any] | None, Field(description="backend xrt: options of mlir-air's XRTBackend, e.g. output_format")
+]
 _JobId = Annotated[str | None, Field(description="job id from run, compile or check", max_length=80)]
 _Settings = Annotated[
     dict[str, str | int | float | bool] | None,
@@ -111,15 +115,18 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
         program_text: _Text = None,
         function: _Name = None,
         device: _Device = "npu2",
+        backend: _Backend = "emulator",
+        options: _Options = None,
         wait_s: _Wait = 20,
     ) -> JobReply:
         """Parse, verify, check and lower an AIR program; an artefact is cached by content. A refused program is an answer with
         findings and lessons, not an error."""
         source = await _aside(lambda: source_of(places, program, program_text, None))
         request = {"program": source, "cache": str(places.artefacts), "device": device, "function": function}
+        request |= _device_request(places, backend, options)
         return await _reply(await _start(ctx, places, "compile", request, wait_s), recall, device)
 
-    @server.tool(title="Run a program on the emulator", annotations=_WORK)
+    @server.tool(title="Run a program", annotations=_WORK)
     async def run(
         ctx: Context,
         program: _Program = None,
@@ -144,6 +151,9 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
         tile_map: Annotated[
             str | None, Field(description="draw L1/L2 use by tile to this .svg or .png", max_length=4096)
         ] = None,
+        device: _Device = "npu2",
+        backend: _Backend = "emulator",
+        options: _Options = None,
         wait_s: _Wait = 20,
     ) -> JobReply:
         """Run an AIR program with the device's numerics. Deadlocks, uninitialised reads, out-of-bounds windows are found and
@@ -160,7 +170,8 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
             return {
                 "program": source, "outputs": written(outputs) or "", "function": function, "inputs": named(inputs), "seed": seed,
                 "numerics": numerics, "timeout_s": timeout_s, "memory_mb": memory_mb, "timeline": written(timeline),
-                "tile_map": written(tile_map),
+                "tile_map": written(tile_map), "device": device, "cache": str(places.artefacts),
+                **_device_request(places, backend, options),
             }  # fmt: skip
 
         request = await _aside(asked)
@@ -207,6 +218,18 @@ def _add_gate(server: MCPServer[Any], places: Places) -> None:
             lambda: gate_answer(places, actual, reference, kernel, tier, convention, rtol, atol, previous)
         )
         return gate_reply(verdict)
+
+
+def _device_request(places: Places, backend: str, options: dict[str, Any] | None) -> dict[str, Any]:
+    """What a request for the real stack has besides."""
+    from npu_tools.errors import UnusableInput
+
+    if backend == "emulator":
+        return {}
+    named = sorted(set(options or {}) & {"objects", "xclbin_input"})
+    if places.confined and named:
+        raise UnusableInput(f"{named[0]} names files of this machine, which is not taken over HTTP")
+    return {"backend": backend, "options": options or {}, "toolchain": dict(places.toolchain)}
 
 
 def source_of(places: Places, program: str | None, text: str | None, artefact: str | None) -> dict[str, str]:

@@ -16,6 +16,8 @@ SHOWN = 8
 _TEXT_CHARS = 600
 _FACTS_CHARS = 2_500
 """Longest facts of a concise answer, as JSON."""
+_TOLD = 6
+"""Lessons of the device adapter's own table in one answer."""
 _ASKED = 3
 """Error findings whose text is looked up in the memory."""
 _SURE, _FAIRLY_SURE = 0.4, 0.6
@@ -76,6 +78,7 @@ class JobReply(BaseModel):
     wall_s: float = 0
     ran_on: str | None = None
     modelled_us: float | None = Field(default=None, description="modelled, never measured, on the emulator")
+    measured_us: float | None = Field(default=None, description="measured, on the device")
     outputs: str | None = Field(default=None, description="file with the arrays arg0 … argN")
     artefact: str | None = None
     counters: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -140,12 +143,22 @@ def findings_of(found: list[dict[str, Any]]) -> tuple[list[FindingReply], int]:
 
 
 def lessons_for(found: list[dict[str, Any]], memory: Memory, device: str | None) -> list[LessonBrief]:
-    """What the memory knows about the errors among the findings, each lesson once."""
-    from kb import Filters
+    """What the memory knows about the errors among the findings, each lesson once; of the device's also the warnings'."""
+    from kb import Filters, KbError
+    from mcp_server.device_lessons import lesson_behind
 
     told: dict[str, LessonBrief] = {}
     asked: set[str] = set()
     for finding in found:
+        behind = lesson_behind(finding)
+        if behind is not None and finding["code"] not in asked and len(told) < _TOLD:
+            asked.add(finding["code"])
+            try:
+                title = memory.get(behind).record.title
+            except KbError:
+                continue
+            told.setdefault(behind, LessonBrief(id=behind, title=title, confidence=1.0, finding=finding["code"]))
+            continue
         text = finding.get("diagnostic") or finding.get("message") or ""
         if finding.get("severity") != "error" or not text or finding["code"] in asked or finding["code"] in _OURS:
             continue
@@ -215,7 +228,18 @@ def job_reply(view: JobView, lessons: list[LessonBrief]) -> JobReply:
     result = view.result or {}
     shown, more = findings_of(findings_in(result))
     counters: dict[str, Any] = result.get("counters") or {}
-    known = {"ok", "findings", "diagnostics", "ran_on", "modelled_us", "outputs", "artefact", "counters", "wall_s"}
+    known = {
+        "ok",
+        "findings",
+        "diagnostics",
+        "ran_on",
+        "modelled_us",
+        "measured_us",
+        "outputs",
+        "artefact",
+        "counters",
+        "wall_s",
+    }
     done = view.state == "done"
     ok = bool(result.get("ok")) if done else (None if view.state in ("queued", "running") else False)
     share = f"{view.progress.done / view.progress.total:.0%}" if view.progress.total else ""
@@ -239,6 +263,7 @@ def job_reply(view: JobView, lessons: list[LessonBrief]) -> JobReply:
         wall_s=view.wall_s,
         ran_on=result.get("ran_on"),
         modelled_us=result.get("modelled_us"),
+        measured_us=result.get("measured_us"),
         outputs=result.get("outputs"),
         artefact=result.get("artefact"),
         counters=dict(list(counters.items())[:20]),

@@ -6,8 +6,10 @@ every path must lie under the workspace, or be a job's own result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from npu_tools.errors import UnusableInput
 
@@ -22,6 +24,8 @@ class Places:
     home: Path
     workspace: Path
     confined: bool = False
+    toolchain: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Where the real tools are, as the requests of the xrt backend take it."""
 
     @property
     def jobs(self) -> Path:

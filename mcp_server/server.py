@@ -156,7 +156,7 @@ def build_server(
     )  # fmt: skip
     _add_asking(server, recall)
     _add_telling(server, recall, config)
-    add_npu_tools(server, Places(config.home, config.workspace, confined), recall)
+    add_npu_tools(server, Places(config.home, config.workspace, confined, config.toolchain), recall)
     _add_resources(server, recall)
     _add_prompts(server)
     add_skills(server, config.skills)

@@ -1,4 +1,5 @@
-"""Compile for the emulator: parse, verify, check against the device, lower to a plan; cached by content.
+"""Compile for the emulator: parse, verify, check against the device, lower to a plan; cached by content. For the device,
+`backends.xrt` does it and answers with the same fields.
 
 An artefact is a folder named by the digest of everything that decides it: the program, the device, the options and
 the identity of the tools. It holds the program in generic form and a manifest. A failed compile is an answer with
@@ -14,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -25,11 +26,14 @@ from npu_tools.findings import Finding
 from npu_tools.jobs.records import read_json, write_json
 from npu_tools.requests import CompileRequest
 
+if TYPE_CHECKING:
+    from npu_tools.backends.xrt.answers import Teller
+
 PROGRAM_FILE = "program.mlir"
 MANIFEST_FILE = "manifest.json"
 
 
-def compile_program(request: CompileRequest) -> dict[str, Any]:
+def compile_program(request: CompileRequest, teller: Teller | None = None) -> dict[str, Any]:
     """Compile: {"ok", "artefact", "key", "cached", "compiled_for", "function", "arguments", "findings", "wall_s"}.
 
     Raises:
@@ -39,9 +43,9 @@ def compile_program(request: CompileRequest) -> dict[str, Any]:
     from npu_tools.device import device
 
     if request.backend == "xrt":
-        raise UnusableInput(
-            "the xrt backend needs mlir-air and Peano on a machine that has them; 'herdbook doctor' says what is missing"
-        )
+        from npu_tools.backends.xrt.answers import compile_answer
+
+        return compile_answer(request, teller)
     started = time.monotonic()
     target = device(request.device)
     key = artefact_key(request, target.name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from npu_tools.backends.xrt.toolchain import Toolchain
 
 Backend = Literal["emulator", "xrt"]
 
@@ -28,7 +30,10 @@ class CheckRequest(_Request):
 
 
 class CompileRequest(_Request):
-    """Parse, verify, check and lower a program; `cache` is the artefact folder."""
+    """Parse, verify, check and lower a program; `cache` is the artefact folder.
+
+    `options` (XRTBackend's, by name) and `toolchain` (where mlir-air and XRT are) concern the xrt backend alone.
+    """
 
     program: ProgramSource
     cache: str
@@ -36,13 +41,16 @@ class CompileRequest(_Request):
     function: str | None = None
     backend: Backend = "emulator"
     numerics: Literal["faithful", "f32"] = "faithful"
+    options: dict[str, Any] = Field(default_factory=dict)
+    toolchain: Toolchain | None = None
 
 
 class RunRequest(_Request):
     """Run a program. Inputs come from a file, or from `seed`; outputs go to a file (by
     default in the job's folder) and never into an answer.
 
-    `timeout_s` counts wall-clock seconds of the run; `memory_mb` bounds the live buffers (10^6 bytes each).
+    `timeout_s` counts wall-clock seconds of the run; `memory_mb` bounds the live buffers (10^6 bytes each). `cache`,
+    `options` and `toolchain` concern the xrt backend alone, which compiles before it runs.
     """
 
     program: ProgramSource
@@ -59,3 +67,6 @@ class RunRequest(_Request):
     timeline: str | None = None
     tile_map: str | None = None
     rounding: bool = False
+    cache: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
+    toolchain: Toolchain | None = None

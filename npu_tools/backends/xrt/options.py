@@ -180,6 +180,8 @@ def _checked(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
         default = DEFAULTS[name]
         if name == "omit_pingpong" and isinstance(value, bool):
             value = "all" if value else ""
+        if isinstance(default, list) and isinstance(value, (int, str)):
+            value = [value]
         fits = isinstance(value, (list, tuple)) if isinstance(default, list) else isinstance(value, type(default))
         if not fits or (isinstance(value, bool) and not isinstance(default, bool)):
             raise UnusableInput(f"option {name} takes {_kind(default)}, not {value!r}")
