@@ -88,8 +88,12 @@ def plan_model(dims: Dimensions, seq_len: int, *, fused: bool = False) -> ModelP
     if dims.head_dim % 16:
         raise UnusableInput(f"head_dim is {dims.head_dim}; the rope kernel turns heads of a multiple of 16")
     if fused:
-        raise UnusableInput("there are no fused recipes to plan with; plan with fused=False")
-    return ModelPlan(dims, seq_len, fused, tuple(_prefill(dims, seq_len)), tuple(_decode(dims)), _head(dims))
+        from npu_tools.models.fused import fused_decode, fused_prefill  # which is built from this module's steps
+
+        prefill, decode = fused_prefill(dims, seq_len), fused_decode(dims)
+    else:
+        prefill, decode = tuple(_prefill(dims, seq_len)), tuple(_decode(dims))
+    return ModelPlan(dims, seq_len, fused, prefill, decode, _head(dims))
 
 
 def middle_stages(dims: Dimensions) -> tuple[str, str, str]:
@@ -117,12 +121,7 @@ def _prefill(dims: Dimensions, seq: int) -> Iterator[Step]:
     for part, width in (("q", q), ("k", kv), ("v", kv)):
         yield gemm(part, "attn_norm", emb, width, f"self_attn.{part}_proj.weight")
     yield from _heads(dims, seq)
-    turned_v = middle_stages(dims)[2]
-    yield Step(
-        "attention", "flash_attention",
-        {"lq": seq, "lk": seq, "heads": dims.heads, "kv_heads": dims.kv_heads, "head_dim": dims.head_dim},
-        {"causal": True}, {"q": "q_rope", "k": "k_rope", "v": turned_v}, {}, {"out": "attention"},
-    )  # fmt: skip
+    yield prefill_attention(dims, seq)
     yield gemm("o", "attention", q, emb, "self_attn.o_proj.weight")
     yield residual("attn_residual", "hidden", "o", seq * emb)
     yield norm("ffn_norm", "attn_residual", seq, dims, "post_attention_layernorm.weight")
@@ -183,6 +182,15 @@ def gemv(name: str, source: str, rows: int, depth: int, weight: str) -> Step:
 def residual(name: str, left: str, right: str, count: int) -> Step:
     """An addition to the residual stream."""
     return Step(name, "eltwise_add", {"n": count}, {}, {"a": left, "b": right}, {}, {"c": name})
+
+
+def prefill_attention(dims: Dimensions, seq: int) -> Step:
+    """FlashAttention of a prompt."""
+    return Step(
+        "attention", "flash_attention",
+        {"lq": seq, "lk": seq, "heads": dims.heads, "kv_heads": dims.kv_heads, "head_dim": dims.head_dim},
+        {"causal": True}, {"q": "q_rope", "k": "k_rope", "v": middle_stages(dims)[2]}, {}, {"out": "attention"},
+    )  # fmt: skip
 
 
 def host_attention(dims: Dimensions) -> Step:
