@@ -23,8 +23,10 @@ from kb.tokens import terms
 
 ALIKE = 0.7
 """Share of all words of cause and fix in common from which two lessons are the same."""
-TOLD_WITHIN = 0.72
+TOLD_WITHIN = 0.8
 """Share of the shorter one's words found in the longer one from which it is told within it."""
+LONGER = 5
+"""A text so many times as long holds most words of anything on its subject: not compared."""
 MIN_TERMS = 12
 """Below so many distinct words only equal texts are the same."""
 OTHERWISE = 0.35
@@ -60,7 +62,9 @@ def same(a: Words, b: Words) -> bool:
     if shared >= ALIKE and min(len(a.remedy), len(b.remedy)) >= 5:
         return len(a.everything & b.everything) / len(a.everything | b.everything) >= 0.5
     short, long = sorted((a.everything, b.everything), key=len)
-    return len(short) >= MIN_TERMS and len(short & long) / len(short) >= TOLD_WITHIN
+    return (
+        MIN_TERMS <= len(short) and len(long) <= LONGER * len(short) and len(short & long) / len(short) >= TOLD_WITHIN
+    )
 
 
 def disagree(a: Words, b: Words) -> bool:

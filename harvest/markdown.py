@@ -15,6 +15,7 @@ from dataclasses import dataclass
 _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _ITEM = re.compile(r"^(?:[-*+•]|\d{1,3}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
+_DATED = re.compile(r"^\**20\d\d-\d\d-\d\d")
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{2,}:?\s*)*\|?\s*$")
 
 
@@ -154,7 +155,9 @@ def table_of(block: str) -> Table | None:
     if len(lines) < 2:
         return None
     rows = [_cells(line) for line in lines if not _RULE.match(line)]
-    if len(rows) == len(lines) or not rows:
+    if rows and len(rows) == len(lines) and _DATED.match(rows[0][0]):
+        rows = [["date", *["what"] * (len(rows[0]) - 1)], *rows]  # a log that a blank line has cut from its head
+    elif len(rows) == len(lines) or not rows:
         return None
     width = len(rows[0])
     shaped = [tuple((row + [""] * width)[:width]) for row in rows[1:]]

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from harvest.clusters import clusters, disagree, record_of, same, words_of
 from harvest.draft import Case, Origin
-from harvest.vet import Candidate
+from harvest.vet import Candidate, identity
 from kb.errors import RecordInvalid
 from kb.memory import Memory
 from kb.records import Lesson, Record, record_from_dict
@@ -145,9 +145,19 @@ def reconcile(memory: Memory, wanted: Mapping[str, Wanted], harvest: str) -> tup
         if fresh:
             store.note("conflict", name, {**mark, "with": fresh})
     withdrawn = [name for name in sorted(made - set(wanted)) if store.get(name) is not None]
+    homes = {identity(member.record): name for name, item in wanted.items() for member in item.members}
     for name in withdrawn:
-        store.withdraw(name, mark)
+        if name in homes:
+            _move_votes(store, name, homes[name])
+        store.withdraw(name, {**mark, "became": homes.get(name)})
     return added, changed, withdrawn
+
+
+def _move_votes(store: Store, old: str, new: str) -> None:
+    """What was said of a record is said of the one that now stands for it."""
+    for event in store.events(old):
+        if event.type == "outcome":
+            store.note("outcome", new, {**event.data, "said_of": old})
 
 
 def as_event(candidate: Candidate) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from harvest.draft import Draft, Evidence
 from harvest.markdown import Section, blocks, code_of, is_code, item_text, plain, sections, table_of
 from harvest.sources import Source
 from harvest.wording import (
+    broke,
+    broke_and_mended,
     clean_title,
     date_in,
     draft_of,
@@ -25,6 +27,8 @@ from harvest.wording import (
     field_of,
     is_lesson_heading,
     mends,
+    names_a_failure,
+    organises,
     phase_in,
     sentences,
     speaks_of_success_only,
@@ -45,6 +49,8 @@ _INLINE = re.compile(
 _LEAD = re.compile(
     r"^(?:\*\*|__)(?P<lead>.{3,160}?)(?:\*\*|__)\s*(?:\([^)]*\))?\s*(?:[:.—–-]|$)\s*(?P<rest>.*)$", re.DOTALL
 )
+_MEASURE = re.compile(r"^[a-z]+(?:_[a-z]+)+:\s")
+"""A figure of a log (`wall_min: 37.1`), whatever is said beside it."""
 _ATTEMPT = re.compile(r"(?i)\b(?:attempt|try|cycle|iteration)\s*#?\d+|^#\d+\b")
 
 
@@ -72,10 +78,17 @@ def drafts_of_notes(source: Source) -> list[Draft]:
         phase = phase_in(section.title) or phase_in(" ".join(section.path)) or phase_in(source.label)
         place = _Place(source, section.title[:160], when, phase)
         whole = None if skill and section.level <= 1 else _labelled(section, place)
+        if whole is None or "fix" in whole.missing:
+            story = _attempts(section.body, section.title, place)
+            if story is not None:
+                found.append(story)
+                continue
         if whole is not None:
             found.append(whole)
             continue
-        found.extend(_parts(section, place))
+        parts = list(_parts(section, place))
+        prose = _prose(section, place) if not parts else None
+        found.extend([prose] if prose is not None else parts)
     return found
 
 
@@ -93,15 +106,42 @@ def _folded(found: list[Section]) -> Iterator[Section]:
             text = "\n\n".join([section.body, *(f"**{child.title}**: {child.body}" for child in below)])
             yield Section(section.title, section.level, section.path, text.strip(), section.line)
             position = end
+            continue
+        mended = _mended_later(section, found[position + 1 :])
+        if mended:
+            yield Section(
+                section.title, section.level, section.path, f"**Symptom**: {section.body}\n\n{mended}", section.line
+            )
         else:
             yield section
-            position += 1
+        position += 1
+
+
+def _mended_later(section: Section, after: list[Section]) -> str:
+    """What a sibling called "Resolution" or "Workaround" says about a section whose heading names a bug or a blocker."""
+    if (
+        len(section.body) < 2 * MIN_CHARS
+        or not re.search(r"(?i)\b(?:bugs?|blockers?|blocked)\b", section.title)
+        or {"fix", "apply"} & set(labelled_parts(section.body))
+    ):
+        return ""
+    told: list[str] = []
+    for other in after:
+        if other.level < section.level or (
+            other.level == section.level and names_a_failure(other.title) and field_of(other.title) is None
+        ):
+            break
+        if other.level == section.level and field_of(other.title) == "fix":
+            told.append(f"**Fix**: {other.body}")
+    return "\n\n".join(told)
 
 
 def _labelled(section: Section, place: _Place) -> Draft | None:
     """The section as one lesson, when labels say which part is what."""
     fields = labelled_parts(section.body)
     lead = fields.pop("", "")
+    if organises(clean_title(section.title)) and len(lead) > 300:
+        lead = ""
     own = {"symptom", "cause", "fix", "apply"} & set(fields)
     if "symptom" not in fields and lead and fails(lead) and own & {"fix", "cause"} and not _has_rows(lead):
         fields["symptom"] = lead
@@ -115,8 +155,30 @@ def _labelled(section: Section, place: _Place) -> Draft | None:
         return None
     if "symptom" not in fields and not fails(f"{section.title} {fields.get('cause', '')}"):
         return None
-    if not section.title:
+    if section.level <= 1 and not ({"symptom", "fix"} <= own and names_a_failure(section.title)):
         return None
+    title = clean_title(section.title)
+    if not section.title or _has_rows(fields.get("fix", "")) or (organises(title) and len(own) < 2):
+        return None
+    if organises(title):
+        title = clean_title(_first_words(fields.get("symptom") or fields.get("cause", "")))
+    return draft_of(title, fields, place.evidence(), place.phase)
+
+
+def _prose(section: Section, place: _Place) -> Draft | None:
+    """A section whose heading names a failure, told without labels: sentences up to the first change, and from there on."""
+    if not names_a_failure(section.title) or organises(clean_title(section.title)):
+        return None
+    text = "\n\n".join(block for block in blocks(section.body) if table_of(block) is None)
+    plain_text = re.sub(r"(?ms)^\s*```.*?^\s*```", "", text)
+    said = list(sentences(plain_text))
+    first = next(
+        (n for n, sentence in enumerate(said) if n > 0 and mends(sentence) and not _ATTEMPT.search(sentence)), None
+    )
+    if first is None or len(plain_text) < MIN_CHARS * 2 or not broke_and_mended(f"{section.title} {text}"):
+        return None
+    quoted = "\n\n".join(f"```\n{code}\n```" for code in code_of(section.body)[:1] if len(code) < 600)
+    fields = {"symptom": f"{' '.join(said[:first])}\n\n{quoted}".strip(), "fix": " ".join(said[first:])[:3000]}
     return draft_of(clean_title(section.title), fields, place.evidence(), place.phase)
 
 
@@ -145,19 +207,14 @@ def _has_rows(text: str) -> bool:
 
 def _parts(section: Section, place: _Place) -> Iterator[Draft]:
     """Lessons told by single items, paragraphs and table rows of a section."""
-    parts = list(blocks(section.body))
-    items = [item_text(block) for block in parts]
-    story = _attempts(section, [text for text in items if text], place)
-    if story is not None:
-        yield story
-        return
     ours = is_lesson_heading(section.title, section.path)
-    for block, text in zip(parts, items, strict=True):
+    for block in _unnested(section.body):
+        text = item_text(block)
         table = table_of(block)
         if table is not None:
             yield from _rows(table.columns, table.rows, place)
         elif text is not None:
-            draft = _told(text, place, strict=not ours)
+            draft = _told(text, place, strict=not ours, item_like=True)
             if draft is not None:
                 yield draft
         elif not is_code(block):
@@ -166,16 +223,37 @@ def _parts(section: Section, place: _Place) -> Iterator[Draft]:
                 yield draft
 
 
-def _told(text: str, place: _Place, *, strict: bool) -> Draft | None:
+def _unnested(body: str) -> Iterator[str]:
+    """The blocks of `body`; the points under a list item that only introduces them (`- notable_events:`) by themselves."""
+    for block in blocks(body):
+        text = item_text(block)
+        first, _, rest = block.partition("\n")
+        inner = [line for line in rest.split("\n") if line.strip()]
+        if text is None or not inner or not re.match(r"\s+(?:[-*+]|\d+[.)])\s", inner[0]):
+            yield block
+            continue
+        margin = min(len(line) - len(line.lstrip()) for line in inner)
+        below = "\n".join(line[margin:] for line in rest.split("\n"))
+        if len(first) < MIN_CHARS or _attempt_items(below):
+            yield first
+            yield from _unnested(below)
+        else:
+            yield block
+
+
+def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False) -> Draft | None:
     """A lesson in one item or paragraph: it says what went wrong and what was done. `strict`: only with a bold lead or a label."""
-    if len(text) < MIN_CHARS or speaks_of_success_only(text):
+    if len(text) < MIN_CHARS or speaks_of_success_only(text) or _MEASURE.match(text):
         return None
     lead = _LEAD.match(text)
     title = plain(lead["lead"]) if lead is not None else ""
     rest = lead["rest"] if lead is not None else text
     pieces = _inline(rest)
     labelled = {"fix", "cause"} & set(pieces)
-    if strict and not (labelled and fails(text)) and not (title and fails(text) and mends(rest)):
+    if title and organises(title):
+        title = ""
+    item = strict and item_like and broke_and_mended(text)
+    if strict and not item and not (labelled and fails(text)) and not (title and fails(text) and mends(rest)):
         return None
     if not strict and not (fails(text) and (labelled or mends(text))):
         return None
@@ -187,9 +265,15 @@ def _told(text: str, place: _Place, *, strict: bool) -> Draft | None:
         if first is None and said and mends(said[0]) and len(said) == 1 and title:
             fields["fix"] = said[0]
             before = ""
-        elif first is not None:
+        elif first is not None and fails(f"{title} {' '.join(said[:first])}"):
             fields["fix"] = " ".join(said[first:])
             before = " ".join(said[:first])
+        else:
+            changes = [one for one in said if mends(one) and not broke(one)] or [one for one in said if mends(one)]
+            rest_of = [sentence for sentence in said if sentence not in changes]
+            if changes and (rest_of or fails(title)):
+                fields["fix"] = " ".join(changes)
+                before = " ".join(rest_of)
     if before:
         fields["symptom"] = f"{before}\n\n{fields['symptom']}" if "symptom" in fields else before
     if "symptom" not in fields and title and fails(f"{title} {fields.get('cause', '')}"):
@@ -217,15 +301,19 @@ def _inline(text: str) -> dict[str, str]:
     return fields
 
 
-def _attempts(section: Section, items: list[str], place: _Place) -> Draft | None:
+def _attempt_items(body: str) -> list[str]:
+    return [text for block in blocks(body) if (text := item_text(block)) and _ATTEMPT.search(text[:60])]
+
+
+def _attempts(body: str, heading: str, place: _Place) -> Draft | None:
     """A numbered list of attempts of which the last one passed: the others did not help."""
-    tried = [text for text in items if _ATTEMPT.search(text[:60])]
+    tried = _attempt_items(body)
     if len(tried) < 2:
         return None
     passed = next((text for text in reversed(tried) if re.search(r"\bPASS(?:ED)?\b|✓|\bworks\b|\bfixed\b", text)), None)
     if passed is None:
         return None
-    fields = labelled_parts(section.body)
+    fields = labelled_parts(body)
     cause = fields.get("cause", "")
     failed = [text for text in tried if text is not passed]
     parts = {"symptom": failed[0], "fix": passed, "did_not_help": "\n".join(f"- {text}" for text in failed[1:])}
@@ -275,10 +363,10 @@ def _log(rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
         if (
             not fixed
             and fails(text)
-            and re.search(r"(?i)\bfixed\b|\bworkaround\b|\bfix landed\b", text)
+            and re.search(r"(?i)\bfixed\b|\bworkaround\b|\bfix landed\b|\bsolved\b", text)
             and not open_failure
         ):
-            draft = _told(text, dated, strict=True)
+            draft = _told(text, dated, strict=True, item_like=True)
             if draft is not None:
                 yield draft
                 continue

@@ -26,7 +26,8 @@ SOFT = frozenset({"home-path", "host", "ip", "mac", "user"})
 """What is taken out while the rest stays; any other redaction means a secret stood there, and the draft is refused."""
 MAX_FIELD_CHARS = 4_000
 MIN_SYMPTOM_TERMS = 5
-MIN_FIX_TERMS = 3
+MIN_FIX_TERMS = 1
+MIN_TERMS = 9
 _CUT = " … (cut; the source has the rest)"
 _INVISIBLE = re.compile(r"[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\u00ad\ufeff\U000e0000-\U000e007f]")
 _PERSONAL: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -167,7 +168,7 @@ def _vague(fields: Mapping[str, Any]) -> str | None:
     fix = set(terms(str(fields.get("fix", ""))))
     if len(symptom) < MIN_SYMPTOM_TERMS:
         return "too vague: nobody's failure would match so few words; give the diagnostic lines or the figures"
-    if len(fix) < MIN_FIX_TERMS:
+    if len(fix) < MIN_FIX_TERMS or len(symptom | fix) < MIN_TERMS:
         return "too vague: the fix says too little to act on"
     return None
 

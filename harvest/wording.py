@@ -17,10 +17,10 @@ _FIELDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
         ("did_not_help", r"(?:what )?did(?:n't| not) (?:help|work)|(?:fix )?attempts?(?: \d+)?|tried(?: in vain)?|failed attempts?|ruled out|what this is not"),
-        ("symptom", r"(?:previous |trigger |observed |visible |failure )?symptoms?\b|what happened|situation|problem|failure(?: mode)?s?|error(?: message| text)?s?|observed|observation|current behaviou?r|current|trigger|issue|what goes wrong|what you see|context|signature|diagnostics?|worse"),
-        ("cause", r"(?:likely |real |suspected |probable |actual )?(?:root )?causes?\b|why\b|reason|suspected|explanation|diagnosis|key insight|hypothesis|bisection result|bisect|constraint analysis|differential|mechanism|explains"),
-        ("fix", r"(?:proposed |actual |recommended |final )?fix(?:es|ed)?\b|workarounds?\b|resolution|resolved|solutions?|potential solutions?|remed(?:y|ies)|mitigations?|recovery|implementation|what (?:we did|fixed it|helped)|action|decision|mitigated"),
-        ("apply", r"how to apply|generali[sz]ation|skill update|applies(?: to)?|takeaway|prevention|rule|guidance|avoid|forward"),
+        ("symptom", r"(?:previous |trigger |observed |visible |failure )?symptoms?\b|what happened|situation|problem|failure(?: mode)?s?|error(?: message| text)?s?|observed|observation|current behaviou?r|current|trigger|runtime|issue|what goes wrong|what you see|context|signature|diagnostics?|worse"),
+        ("cause", r"(?:likely |real |suspected |probable |actual )?(?:root )?causes?\b|why\b|reason|suspected|explanation|diagnosis|key insight|hypothesis|bisection result|bisect|constraint analysis|differential|mechanism|explains|hypotheses"),
+        ("fix", r"(?:proposed |actual |recommended |final )?fix(?:es|ed)?\b|workarounds?\b|resolution|resolved|solutions?|potential solutions?|remed(?:y|ies)|mitigations?|recovery|implementation|what (?:we did|fixed it|helped)|action|decision|mitigated|triage"),
+        ("apply", r"how to apply|generali[sz]ation|skill update|applies(?: to)?|takeaway|prevention|rule|guidance|avoid|forward|implications"),
         ("verify", r"verif(?:y|ied|ication)|how to (?:check|verify|confirm)|results?\b|validation|outcome|measured|impact|status|current status|regression check"),
     )
 )  # fmt: skip
@@ -35,21 +35,40 @@ _FAILS = re.compile(
     r"(?i)\b(?:fail(?:s|ed|ing|ure)?|errors?|wrong(?:ly)?|incorrect(?:ly)?|garbage|corrupt(?:s|ed|ion)?|hang(?:s)?|hung|exceed(?:s|ed|ing)?|exhaust(?:s|ed|ion)?"
     r"|nan|crash(?:es|ed)?|overflow(?:s|ed)?|silently|stale|broken|breaks?|mismatch(?:es|ed)?|regress(?:ion|ed|es)?|timeouts?|unable|cannot|can't|blocked|blockers?"
     r"|over-?strict|false positive|flaky|bug(?:s|gy)?|diverge(?:s|d|nce)?|drops?|degrad\w+|junk|not divisible|does(?:n't| not)|don't|never|over (?:the )?(?:limit|cap|budget)|> ?\d+ ?❌"
-    r"|refus(?:es|ed)|reject(?:s|ed)|collid\w+|collision|conflicts?|too (?:large|small|slow|many|long)|missing|undefined|deadlocks?|starv\w+|contaminat\w+|collapsed?|waste[sd]?|bottleneck|slower|uncorrelated|unsafe)\b|❌|⚠"
+    r"|refus(?:es|ed)|reject(?:s|ed)|collid\w+|collision|conflicts?|too (?:large|small|slow|many|long)|missing|undefined|deadlocks?|starv\w+|contaminat\w+|incompatible|mandatory|impossible|spurious|untested|unblocked|false-start|collapsed?|waste[sd]?|bottleneck|slower|uncorrelated|unsafe)\b|❌|⚠"
 )
 _MENDS = re.compile(
     r"(?i)\b(?:fix(?:ed|es)?|workaround|instead|must|use[ds]?|using|pad(?:ded)?|split|set|avoid(?:s|ed)?|replace[ds]?|switch(?:ed)?|unless|need(?:s|ed)? to|requires?|rename[ds]?|reduc(?:e|ed|ing)|rais(?:e|ed)"
     r"|resolved|patched|add(?:ed|s)?|remov(?:e|ed)|chang(?:e|ed)|wip(?:e|es|ed)|clean|drop(?:ped)? to|rout(?:e|ed)|prefer|pass(?:es|ed)? with|only by|solved|works? (?:fine )?(?:with|when|at)|should|do not|don't|always|never"
-    r"|check|verify|make sure|ensure|call|compile (?:it|with)|re-?run|restores?|relax(?:ed)?|derives?|forward(?:ed)?|deleted?|guard(?:s|ed)?|solution)\b|→"
+    r"|check|verify|make sure|ensure|call|compile (?:it|with)|re-?run|restores?|relax(?:ed)?|derives?|forward(?:ed)?|deleted?|guard(?:s|ed)?|solutions?|needs?|eliminat(?:e|ed|es)|pivoted|reorgani[sz]e[sd]?|re-?partition\w*|halv\w+|fusion|lower(?:ed)? to|override[sn]?)\b|→"
+)
+_BROKE = re.compile(
+    r"(?i)\b(?:fail(?:s|ed|ing|ure)?|errors?|wrong|incorrect(?:ly)?|garbage|corrupt\w*|hangs?|hung|exceed\w*|exhaust\w*|nan|crash\w*|overflow\w*|stale|broken|breaks?|broke"
+    r"|mismatch\w*|unable|not found|blocked|blockers?|bugs?|collision|incompatible|conflicts?|breach(?:es)?|false positive|regression|asserts?|not divisible|not a known|too tight|over-?strict|bypass\w*|snapshots?|deadlock\w*|flaky|spurious|contaminat\w*|impossible|silently)\b|> ?\d{3,}|❌"
+)
+_MENDED = re.compile(
+    r"(?i)\b(?:fix(?:ed|es)?|resolved|workaround|instead|must|need(?:s|ed)?|requires?|pivoted|solved|use[sd]?|halv\w+|renamed?|mandatory|relaxed|reorgani[sz]e|split|pad(?:ded)?|works? fine|re-?compile[ds]?|make clean|override|landed|unblocked|add(?:ed)?)\b|→"
 )
 _SUCCESS_ONLY = re.compile(
     r"(?i)^\W*(?:\*\*)?(?:pass(?:ed)?|ok|done|verified|✓|✅|inherited|applied|n/a|skip|drop-in)\b"
 )
+_ORGANISES = re.compile(
+    r"(?i)^(?:next(?: steps?)?|dates?|conclusions?|dispositions?|patterns?(?: application)?|open follow-ups?|approach|verdict|decisions?|status|setup|files(?: \w+)?|notes?"
+    r"|summary|result|method|goal|phase \d.*|approach \w+|notable[_ ]events.*|critical|insight.*|caveats?|tested|metric|\d+ [\w-]+|option \w+|step \w+|watch list|deferred.*|adjustments.*"
+    r"|no new .*|items? surfaced.*|triage.*|new work.*|lesson \d+ captured.*|.*\bcaptured\b.*|memory|compile|runtime|measurements?|performance.*|prefill.*journey|decode.*journey)$"
+)
+"""Titles and leads that organise a page and name no trouble."""
+_TICKED_OFF = re.compile(
+    r"(?i)^\W*(?:\[.?\]\s*)?\d+[:.]\s.{0,45}\((?:PASS|PASSED|done)|^\**workaround #?\d+ \(failed\)|^\W*none\b"
+)
+"""An entry of a list of phases, or of what was tried and failed: no lesson by itself."""
 _LESSON_HEADING = re.compile(
     r"(?i)\b(?:bugs?|findings?|lessons?|issues?|frictions?|pitfalls?|gotchas?|blockers?|walls?|known|failures?|warnings?|adjustments?|traps?|quirks?|limits?|limitations?"
     r"|caveats?|troubleshoot\w*|symptoms?|common mistakes|root causes?|did not work|problems?|risks?|anti-?patterns?|workarounds?|debug\w*|hazards?|surprises?|learn(?:ed|t)|what (?:we|i) learn)"
 )
-_SENTENCE = re.compile(r"(?<=[.!?;])(?:\*\*)?\s+(?=[A-Z`*(\d\"'])|\n{2,}|(?<=\w)\s+→\s+(?=[A-Za-z`*])")
+_SENTENCE = re.compile(
+    r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)(?<!etc\.)(?<!incl\.)(?:\*\*)?\s+(?=[A-Za-z`*(\d\"'])|\n{2,}|(?<=\w)\s+→\s+(?=[A-Za-z`*])"
+)
 _DIAGNOSTIC = re.compile(
     r"(?i)\b(?:error|exceed\w*|exhaust\w*|unable|cannot|could not|failed|fatal|not found|undefined|timeout|unsupported|invalid|overflow\w*|no such|must be|expected)\b|[A-Z]{2,}_[A-Z_]{4,}|Error\b"
 )
@@ -75,7 +94,7 @@ def field_of(label: str) -> str | None:
     """The part of a lesson a label introduces; None for another label."""
     low = plain(label).lower().strip(" :*_").removeprefix("the ")
     low = re.sub(r"\s*\([^)]*\)", "", low)
-    if len(low.split()) > 7:
+    if len(low.split()) > 12:
         return None
     return next((name for name, pattern in _FIELDS if pattern.match(low)), None)
 
@@ -90,9 +109,35 @@ def mends(text: str) -> bool:
     return _MENDS.search(text) is not None
 
 
+def broke_and_mended(text: str) -> bool:
+    """Whether `text` says plainly that something broke and what was done about it."""
+    return _BROKE.search(text) is not None and _MENDED.search(text) is not None
+
+
+def broke(text: str) -> bool:
+    """Whether `text` says plainly that something broke."""
+    return _BROKE.search(text) is not None
+
+
+def names_a_failure(title: str) -> bool:
+    """Whether a heading is itself about something broken or in the way."""
+    return (
+        re.search(
+            r"(?i)\b(?:bugs?|blockers?|blocked|unblocked|hangs?|garbage|exhaust\w*|walls?|traps?|workarounds?|root cause|budget|breaks?|broken|silently|wrong|stale|conflicts?|exceed\w*|fail\w*|regression)\b",
+            title,
+        )
+        is not None
+    )
+
+
 def speaks_of_success_only(text: str) -> bool:
     """Whether an item merely reports that something passed."""
-    return _SUCCESS_ONLY.match(text) is not None
+    return _SUCCESS_ONLY.match(text) is not None or _TICKED_OFF.match(text) is not None
+
+
+def organises(title: str) -> bool:
+    """Whether a title or lead merely organises a page."""
+    return not title or (_ORGANISES.match(title.strip(" :*")) is not None and not names_a_failure(title))
 
 
 def is_lesson_heading(title: str, path: tuple[str, ...]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,13 +16,17 @@ from mcp_server.output import columns, console, emit, fail, say
 
 if TYPE_CHECKING:
     from harvest import Plan
+    from kb import Memory
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the `herdbook` command."""
+    """Add the command to the `herdbook` command, and its bench to `herdbook bench`."""
+    from mcp_server.cli_upkeep import bench_app
+
     app.command()(harvest)
+    bench_app.command("transfer")(transfer)
 
 
 def harvest(
@@ -95,6 +101,84 @@ def harvest(
             )
             for name in applied.waiting:
                 console.print(f"waits for --conflicts: {name}", style="yellow", markup=False)
+
+
+def transfer(
+    folder: Annotated[
+        Path, typer.Argument(help="A checkout of tonyjie/mlir-air, branch llm_mapping, or its programming_examples.")
+    ],
+    dense: Annotated[bool, typer.Option(help="Search by meaning too, where the weights are here.")] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Upstream's deployments in the order they happened: each one's failures asked of what the earlier ones wrote down.
+
+    Target: at least 0.80 of the failures that repeat are answered at rank 3, beside no memory and beside plain BM25 over
+    the raw documents. What repeats is one person's judgement, with reasons, in harvest/data/transfer.toml.
+    """
+    from harvest.transfer import WANTED_AT_3, measure_transfer
+    from mcp_server.cli_upkeep import progress_bar
+
+    with progress_bar("harvesting", as_json) as step, _empty_memories(dense) as empty:
+        report = measure_transfer(folder, empty, step)
+    reached = report.share(3) >= WANTED_AT_3 and report.second_run_adds == 0
+    if not emit(report.as_dict() | {"ok": reached}, as_json):
+        table = columns(
+            "deployment", "failures", "repeated", "harvest @1", "@3", "raw documents @1", "@3", "raw windows @1", "@3"
+        )
+        for row in report.by_deployment():
+            cells = [row[f"{of}_{rank}"] for of in ("rank", "raw_documents", "raw_windows") for rank in (1, 3)]
+            table.add_row(row["deployment"], str(row["failures"]), str(row["repeated"]), *map(str, cells))
+        shares = [f"{report.share(rank, of):.2f}" for of in ("rank", "raw_documents", "raw_windows") for rank in (1, 3)]
+        table.add_row("share of the repeated", str(len(report.asked)), str(len(report.repeated)), *shares)
+        table.caption = "no memory answers none; a raw document is a whole file, a window forty lines of one"
+        console.print(table)
+        for one in report.repeated:
+            if not 0 < one.rank <= 3:
+                console.print(f"missed: {one.id} (first was: {one.first})", style="yellow", markup=False)
+        new = [one for one in report.asked if not one.repeated]
+        console.print(
+            f"new failures: {len(new)}, of which {sum(one.no_match for one in new)} were told apart as no known match"
+        )
+        console.print(f"{report.records} records; a second run adds {report.second_run_adds}")
+        for name in report.changed:
+            console.print(f"left out, the document changed: {name}", style="yellow", markup=False)
+    if not reached:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _empty_memories(dense: bool) -> Generator[Callable[[], Memory]]:
+    """Makes memories without any record, in a temporary folder."""
+    import shutil
+    import tempfile
+    from contextlib import closing
+    from dataclasses import replace
+
+    from kb import open_memory
+    from mcp_server.config import Config
+
+    config = Config.from_environment()
+    with tempfile.TemporaryDirectory(prefix="herdbook-") as folder, ExitStack() as stack:
+        made = 0
+
+        def make() -> Memory:
+            nonlocal made
+            made += 1
+            base = Path(folder) / str(made)
+            (base / "corpus").mkdir(parents=True)
+            (base / "compiled").mkdir()
+            shutil.copy(config.compiled / "ranking.json", base / "compiled")
+            place = replace(
+                config.memory(),
+                corpus=base / "corpus",
+                compiled=base / "compiled",
+                home=base / "home",
+                dense=dense,
+                chroma=None,
+            )
+            return stack.enter_context(closing(open_memory(place)))
+
+        yield make
 
 
 def _answers(path: Path | None, as_json: bool) -> dict[str, dict[str, str]]:
