@@ -72,6 +72,8 @@ class _Strips:
     """Vectors that are the same for all strips, as [gx|1, gy|1, 1, width]."""
     strip_reads: set[tuple[SSAValue, int]] = field(default_factory=set["tuple[SSAValue, int]"])
     strip_writes: dict[SSAValue, tuple[int, SSAValue]] = field(default_factory=dict[SSAValue, "tuple[int, SSAValue]"])
+    settled: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Values made in the body that are the same in all iterations."""
     scratch: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Buffers of one vector, by what was written to them last."""
     sums: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -105,7 +107,7 @@ class _Strips:
             self._write(op)
         elif op.name == "arith.constant":
             self._unchanging(op)
-        elif op.name == "vector.broadcast" and not any(map(self._inside, op.operands)):
+        elif op.name == "vector.broadcast" and all(v in self.settled or not self._inside(v) for v in op.operands):
             self._unchanging(op)
         elif op.name == "arith.addf" and any(operand in self.sums for operand in op.operands):
             self._sum(op)
@@ -266,6 +268,7 @@ class _Strips:
         instruction = self.builder.machine.lowerings[op.name](op, self.builder)
         if instruction is not None:
             self.steps.append(instruction)
+        self.settled.update(op.results)
 
     def _still(self, value: SSAValue) -> int:
         """The register of a vector that is the same for all strips, with an axis for them."""

@@ -76,7 +76,8 @@ class _Trips:
                 raise _Dependent
         for op in ops:
             self._one(op)
-        if self.moved_out & self.read or any(root in self.read for root, whole in self.own.items() if not whole):
+        # A buffer written in part is put together by several trips.
+        if self.moved_out & self.read or not all(self.own.values()):
             raise _Dependent
 
     def _one(self, op: Operation) -> None:

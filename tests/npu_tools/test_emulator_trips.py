@@ -103,7 +103,15 @@ NEAR = f"""%close = affine.apply affine_map<(d0, d1) -> (d0 * 96 + d1 * 8)>(%tx,
 BACK = f"air.dma_memcpy_nd (%a[] [] [], %gy[%at] [16] [1]) : ({ROW}, {WHOLE})"
 BEYOND = f"""%far = affine.apply affine_map<(d0, d1) -> (d0 * 96 + d1 * 20)>(%tx, %i)
     air.dma_memcpy_nd (%gy[%far] [16] [1], %b[] [] []) : ({WHOLE}, {ROW})"""
+PIECE = f"""%place = affine.apply affine_map<(d0) -> (d0 * 2)>(%i)
+    air.dma_memcpy_nd (%b[%place] [2] [1], %gx[%at] [2] [1]) : ({ROW}, {WHOLE})"""
 BODIES = {
+    "met: a row put together piece by piece": (
+        PIECE,
+        f"""vector.transfer_write %none, %s[%c0] {{in_bounds = [true]}} : vector<16xbf16>, {ROW}
+        %end = affine.apply affine_map<(d0) -> (d0 * 96)>(%tx)
+        air.dma_memcpy_nd (%gy[%end] [12] [1], %b[%c0] [12] [1]) : ({WHOLE}, {ROW})""",
+    ),
     "alone": (f"{IN}\n{ADD}\n{OUT}", ""),
     "alone, and the last row is looked at": (
         f"{IN}\n{ADD}\n{OUT}",
