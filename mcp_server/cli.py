@@ -44,12 +44,15 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 def main() -> NoReturn:
     """Run the command line (`mcp_server.start` comes before it)."""
-    from mcp_server import cli_bench, cli_npu, cli_skills, cli_upkeep
+    from mcp_server import cli_bench, cli_evaluate, cli_deploy, cli_models, cli_npu, cli_skills, cli_upkeep
 
     cli_npu.register(app)
+    cli_deploy.register(app)
+    cli_models.register(app)
     cli_upkeep.register(app)
     app.add_typer(cli_skills.skills_app, name="skills")
     cli_bench.register()
+    cli_evaluate.register(app)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore

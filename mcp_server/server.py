@@ -21,6 +21,7 @@ from pydantic import Field
 
 from mcp_server import replies, wire
 from mcp_server.config import Config
+from mcp_server.deployment_tool import add_deployment
 from mcp_server.filtering import COMPONENT, DEVICE, KERNEL, MODEL, PHASE, filters_of
 from mcp_server.npu import add_npu_tools
 from mcp_server.places import Places
@@ -159,6 +160,7 @@ def build_server(
     add_npu_tools(server, Places(config.home, config.workspace, confined, config.toolchain), recall)
     _add_resources(server, recall)
     _add_prompts(server)
+    add_deployment(server, Places(config.home, config.workspace, confined, config.toolchain), config)
     add_skills(server, config.skills)
     if warm:
         recall.warm()

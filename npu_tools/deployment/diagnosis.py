@@ -1,11 +1,12 @@
 """Why a gate failed, in words an agent can act on, and which skills go with it.
 
->>> diagnosis_of_finding(finding, kernel="gemm").skills
+>>> of_finding(finding, kernel="gemm").skills
 ('debug-multi-launch-merge',)
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ from npu_tools.findings import Finding
 from npu_tools.gate.compare import Verdict
 
 _BUFFERS = ("stale", "previous", "repeats", "all zero", "poison", "one value everywhere", "shifted")
-_HANGS = ("deadlock", "timeout", "hang", "nan", "uninitialised")
-_MERGING = ("bd", "buffer_descriptor", "channel", "shim", "routing", "placement", "launch", "herd", "stride", "merge")
+_HANGS = {"deadlock", "timeout", "hang", "hangs", "nan", "uninitialised"}
+_MERGING = {"bd", "bds", "channel", "channels", "shim", "routing", "placement", "launches", "stride", "merged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,13 @@ class Diagnosis:
     def skills(self) -> tuple[str, ...]:
         """Debugging skills this kind of failure calls for."""
         told = f"{self.code} {self.looks_like} {self.message}".casefold()
+        words = set(re.findall(r"[a-z_]+", told))
         found: list[str] = []
         if any(word in told for word in _BUFFERS):
             found.append("debug-bo-corruption")
-        if self.kernel == "flash_attention" or any(word in told for word in _HANGS):
+        if self.kernel == "flash_attention" or words & _HANGS:
             found.append("debug-fa-runtime-failure")
-        if self.code == "refused" or any(word in self.code.casefold() for word in _MERGING):
+        if words & _MERGING and self.kernel is not None:
             found.append("debug-multi-launch-merge")
         return tuple(found)
 

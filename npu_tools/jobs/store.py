@@ -26,6 +26,7 @@ from npu_tools.jobs.records import ENDED, JobView, Progress, Stored, read_json, 
 
 MAX_WAIT_S = 30.0
 """Longest one call waits: clients give a tool call up after 60 s."""
+WORKER = "npu_tools.jobs.worker"
 _POLL_S = 0.05
 _START_GRACE_S = 60.0
 """A worker that has not written its process id by then never started (imports take about a second)."""
@@ -36,8 +37,9 @@ _ID = re.compile(r"[a-z]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 class Jobs:
     """The jobs of one folder. Any number of these may exist, in any number of processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, worker: str = WORKER) -> None:
+        """`worker` is the module a job's process runs: one that knows more kinds of work names itself."""
+        self.folder, self.worker = folder, worker
 
     def start(self, kind: str, request: dict[str, Any]) -> str:
         """Start a job in a process of its own and return its id at once.
@@ -54,7 +56,7 @@ class Jobs:
             write_json(place / "request.json", {"kind": kind, "request": request})
             write_json(place / "state.json", Stored(state="queued", queued_at=now).model_dump())
             with (place / "output.log").open("wb") as output:
-                _spawn(place, output)
+                _spawn(place, output, self.worker)
         except OSError as error:
             raise UnusableInput(f"cannot start a job in {self.folder}: {error.strerror or error}") from None
         return job
@@ -163,8 +165,8 @@ class Jobs:
         return self.view(place.name)
 
 
-def _spawn(place: Path, output: Any) -> None:
-    command = [sys.executable, "-P", "-m", "npu_tools.jobs.worker", str(place)]
+def _spawn(place: Path, output: Any, worker: str) -> None:
+    command = [sys.executable, "-P", "-m", worker, str(place)]
     if os.name == "nt":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS  # pyright: ignore
         subprocess.Popen(  # noqa: S603

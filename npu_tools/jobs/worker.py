@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from npu_tools.jobs.records import Progress, Stored, read_json, write_json
 
 CPU_SLOTS = max(1, (os.cpu_count() or 2) - 1)
 """CPU jobs that run at once; the others stay queued."""
+LONG = ("deploy",)
+"""Kinds that take minutes to hours: they have slots of their own, so that a check need not wait for them."""
+Work = Callable[[str, dict[str, Any], Any], dict[str, Any]]
 _PROGRESS_EVERY_S = 0.2
 
 
@@ -49,8 +53,8 @@ class Place:
         write_json(self.folder / "state.json", self._stored.model_dump())
 
 
-def main(folder: Path) -> int:
-    """Do the job of `folder`; 0 when it ended with a result."""
+def main(folder: Path, work: Work | None = None) -> int:
+    """Do the job of `folder`, by `work` where it knows more kinds than `perform`; 0 when it ended with a result."""
     place = Place(folder)
     me = psutil.Process()
     place.mark(pid=me.pid, started_as=me.create_time())
@@ -59,7 +63,7 @@ def main(folder: Path) -> int:
         place.mark(state="failed", ended_at=time.time(), reason="its request cannot be read")
         return 1
     try:
-        lock = _slot(place, content["request"].get("backend") == "xrt")
+        lock = _slot(place, content["kind"], content["request"].get("backend") == "xrt")
     except RunStopped:
         place.mark(state="cancelled", ended_at=time.time(), reason="stopped by a cancel request while queued")
         return 1
@@ -69,7 +73,7 @@ def main(folder: Path) -> int:
         try:
             from npu_tools.jobs.work import perform
 
-            write_json(folder / "result.json", perform(content["kind"], content["request"], place))
+            write_json(folder / "result.json", (work or perform)(content["kind"], content["request"], place))
         except RunStopped as stop:
             state, reason = ("cancelled" if place.cancelled() else "failed"), str(stop)
         except NpuToolsError as error:
@@ -83,11 +87,12 @@ def main(folder: Path) -> int:
     return 0 if state == "done" else 1
 
 
-def _slot(place: Place, npu: bool) -> FileLock:
+def _slot(place: Place, kind: str, npu: bool) -> FileLock:
     """A held lock of a free slot; waits for one, and gives up on a cancel request."""
     slots = place.folder.parent / "slots"
     slots.mkdir(exist_ok=True)
-    names = ["npu"] if npu else [f"cpu-{n}" for n in range(CPU_SLOTS)]
+    which = "long" if kind in LONG else "cpu"
+    names = ["npu"] if npu else [f"{which}-{n}" for n in range(CPU_SLOTS)]
     while True:
         for name in names:
             lock = FileLock(slots / f"{name}.lock")

@@ -1,0 +1,223 @@
+"""Deployments for the command line, the tool and jobs: which model is meant, who is asked for lessons, what is answered.
+
+The machine itself is npu_tools.deployment; here are the places and the memory it must not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from kb import Memory
+    from mcp_server.config import Config
+    from npu_tools.deployment.diagnosis import Advise, Lesson, Symptom
+    from npu_tools.deployment.machine import Machine, Model, Ran
+    from npu_tools.deployment.site import Teller
+    from npu_tools.deployment.state import State
+
+SEEDED = "random:1"
+"""Weights of a published config nobody gave weights for."""
+SURE = 0.3
+"""Least confidence of a lesson beside a failed gate. A gate's words are ours, so the match is by meaning; each lesson is
+shown with its confidence, and the agent is told to read it before it acts."""
+LESSONS = 3
+FAILURES, TEXT_CHARS = 3, 500
+
+
+class DeployRequest(BaseModel):
+    """A run of the machine, as a job has it."""
+
+    model_config = ConfigDict(extra="forbid")
+    workspace: str
+    kernels: str
+    backend: Literal["emulator", "xrt"] = "emulator"
+    first: int | None = Field(default=None, ge=0, le=7)
+    last: int = Field(default=7, ge=0, le=7)
+    home: str | None = None
+    """The data directory of whoever started it, where its environment does not say."""
+    dense: bool = True
+
+
+def model_of(given: str | Mapping[str, Any], weights: str | None, path: Callable[[str], Path]) -> Model:
+    """The model meant by a config.json, a folder, a .gguf file, a published name, or the config itself.
+
+    Raises:
+        UnusableInput: it is none of these.
+    """
+    from npu_tools.architectures import published
+    from npu_tools.deployment.machine import Model
+    from npu_tools.errors import UnusableInput
+    from npu_tools.models.weights import find_config
+
+    source = _weights(weights, path)
+    if isinstance(given, Mapping):
+        return Model(str(given.get("_name_or_path") or "model"), given, source or SEEDED)
+    known = next((m for m in published() if given.casefold() in (m.name.casefold(), m.repo.casefold())), None)
+    if known is not None:
+        return Model(known.name, known.config, source or SEEDED)
+    place = path(given)
+    if not place.exists():
+        names = ", ".join(m.name for m in published())
+        raise UnusableInput(
+            f"there is no {given[:200]}; give a config.json, a folder, a .gguf file, or one of: {names}"
+        )
+    config = find_config(place)
+    beside = place.parent if place.suffix == ".json" else place
+    has = beside.is_file() or any(beside.glob("*.safetensors")) or any(beside.glob("*.gguf"))
+    name = str(config.get("_name_or_path") or (beside.stem if beside.is_file() else beside.name))
+    return Model(name, config, source or (str(beside) if has else SEEDED))
+
+
+def machine_of(
+    config: Config, workspace: Path, *, advise: Advise | None = None, teller: Teller | None = None,
+    kernels: Path | None = None, ask: Any = None,
+) -> Machine:  # fmt: skip
+    """The machine over a workspace, with the product's own world."""
+    from mcp_server.config import kernels_folder
+    from npu_tools.deployment.diagnosis import no_advice
+    from npu_tools.deployment.machine import Machine
+    from npu_tools.deployment.site import Quiet
+    from npu_tools.deployment.workspace import Workspace
+    from npu_tools.deployment.world import RealWorld
+
+    told = teller or Quiet()
+    shipped = kernels or kernels_folder()
+    world = RealWorld(shipped, cancelled=told.cancelled, progress=told.progress, xrt=_device(config))
+    machine = Machine(Workspace(workspace), world, shipped, advise or no_advice, teller=told)
+    if ask is not None:
+        machine.ask = ask
+    return machine
+
+
+def advisor(recall: Callable[[], Memory], device: str = "npu2") -> Advise:
+    """Asks the memory about a failed gate."""
+
+    def advise(symptom: Symptom) -> Sequence[Lesson]:
+        from kb import Filters, KbError
+        from npu_tools.deployment.diagnosis import Lesson
+
+        try:
+            answer = recall().explain(symptom.text[:4000], Filters(device), LESSONS)
+        except KbError:
+            return ()  # a memory that cannot be opened must not cost a gate its record
+        if answer.no_match:
+            return ()
+        return [
+            Lesson(hit.record.id, hit.record.title, hit.confidence) for hit in answer.hits if hit.confidence >= SURE
+        ]
+
+    return advise
+
+
+def perform(config: Config, kind: str, request: dict[str, Any], teller: Any) -> dict[str, Any]:
+    """A job's work: a run of the machine, or whatever npu_tools knows to do."""
+    from npu_tools.jobs import work
+
+    if kind != "deploy":
+        return work.perform(kind, request, teller)
+    from kb import open_memory
+
+    asked = DeployRequest.model_validate(request)
+    if asked.home is not None:
+        config = replace(config, home=Path(asked.home), dense=asked.dense)
+    opened: list[Memory] = []
+
+    def recall() -> Memory:
+        if not opened:
+            opened.append(open_memory(config.memory()))
+        return opened[0]
+
+    machine = machine_of(
+        config, Path(asked.workspace), advise=advisor(recall), teller=teller, kernels=Path(asked.kernels)
+    )  # fmt: skip
+    return ran_answer(machine.run(first=asked.first, last=asked.last))
+
+
+def ran_answer(ran: Ran) -> dict[str, Any]:
+    """A run as data: {"ok", "state", "phase", "summary", "passed", "failures", "question", "warnings"}."""
+    from npu_tools.deployment.machine import failures_of
+
+    question = None
+    if ran.question is not None:
+        question = {"line": ran.question.seq, "question": ran.question.question, "options": list(ran.question.options)}
+    return {
+        "ok": ran.state in ("passed", "finished"), "state": ran.state, "phase": ran.phase, "summary": ran.summary,
+        "passed": list(ran.passed), "failures": [dict(each) for each in failures_of(ran)], "question": question,
+        "warnings": list(ran.warnings),
+    }  # fmt: skip
+
+
+def status_answer(machine: Machine) -> dict[str, Any]:
+    """Where a deployment stands, from its ledger."""
+    from npu_tools.deployment.criteria import phases
+
+    state = machine.state()
+    upcoming = state.next_phase()
+    asked = state.open_questions()
+    return {
+        "workspace": str(machine.workspace.folder),
+        "model": state.head.get("model"),
+        "opened": {k: v for k, v in state.head.items() if k not in ("config_digest", "model")},
+        "phases": [
+            {"number": p.number, "name": p.name, "status": state.status(p.number), "summary": state.summary(p.number)}
+            for p in phases()
+        ],
+        "next_phase": upcoming,
+        "next_skill": None if upcoming is None else phases()[upcoming].skill,
+        "settings": state.settings,
+        "recipes": {kernel: sorted(files) for kernel, files in state.recipes.items()},
+        "steps": [_step(entry.body) | {"phase": entry.phase} for entry in state.steps],
+        "attempts": len(state.attempts),
+        "failures": open_failures(state),
+        "unexplained": [entry.seq for entry in state.unexplained()],
+        "questions": [{"line": q.seq, "question": q.question, "options": list(q.options)} for q in asked],
+        "ledger_lines": state.ledger_length,
+    }
+
+
+def open_failures(state: State) -> list[dict[str, Any]]:
+    """Failed gates of the phase that stands at failed, as an agent reads them."""
+    upcoming = state.next_phase()
+    if upcoming is None or state.status(upcoming) != "failed":
+        return []
+    found: list[dict[str, Any]] = []
+    for entry in state.attempts_of(upcoming):
+        body = entry.body
+        if not body["passed"] and not body["trial"]:
+            found.append(
+                {
+                    "line": entry.seq, "gate": body["gate"], "subject": body["subject"], "diagnosis": body["diagnosis"],
+                    "criteria": [one for one in body["criteria"] if not one["ok"]], "fixed_when": body["fixed_when"],
+                    "lessons": body["lesson_titles"], "skills": body["skills"],
+                }
+            )  # fmt: skip
+    return found
+
+
+def _step(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: body.get(name) for name in ("name", "before_us", "after_us", "timing", "kept", "why")}
+
+
+def _weights(given: str | None, path: Callable[[str], Path]) -> str | None:
+    """Weights as npu_tools takes them; a path that is there becomes absolute."""
+    if given is None or given.startswith("random:"):
+        return given
+    place = path(given)
+    return str(place) if place.exists() else given
+
+
+def _device(config: Config) -> Callable[[], Any]:
+    """Opens the NPU's backend, or says what is missing."""
+
+    def opened() -> Any:
+        from npu_tools.backends.xrt.backend import XrtBackend
+        from npu_tools.backends.xrt.toolchain import Toolchain
+
+        return XrtBackend(Toolchain.model_validate(config.toolchain), cache=config.home / "artefacts")
+
+    return opened
