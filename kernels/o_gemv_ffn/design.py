@@ -1,6 +1,6 @@
 """Decode after attention in one ELF: O projection, residual, RMSNorm, gate and up, SwiGLU, down, residual.
 
-Each launch is a leaf recipe's own; this is their wiring.
+Each launch is a leaf recipe's own; this is their wiring, in eight plain launches or in three over cascades.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ WIRING = {
     "down": ("w_down", "swiglu", "down"),
     "add down": ("summed", "down", "out"),
 }
+CASCADE = {
+    "o": ("wo", "attention", "residual", "summed"),
+    "gate and up": ("w_gate_up", "summed", "norm_weight", "swiglu"),
+    "down": ("w_down", "swiglu", "summed", "out"),
+}
 
 
 def design(shape: Mapping[str, int], settings: Mapping[str, Any]) -> str:
     """The module with one function, @o_gemv_ffn, of the manifest's arguments."""
-    return fused_program(__file__, shape, settings, WIRING)
+    return fused_program(__file__, shape, settings, CASCADE if settings["form"] == "cascade" else WIRING)

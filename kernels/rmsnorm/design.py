@@ -44,15 +44,15 @@ def rmsnorm(
                 with text.trips(share) as trip:
                     at = text.apply(f"(s0 * {share} + s1) * {length}", [tile, trip])
                     text.dma(before, Window(source, [at], [length], [1]))
-                    factor = _factor(text, before, sums, squares, length, lanes, float(settings["eps"]))
+                    factor = inverse(text, before, sums, squares, length, lanes, float(settings["eps"]))
                     with text.loop(0, length, lanes) as i:
-                        scaled = _times(text, text.read(before, i, lanes), factor)
-                        text.write(_times(text, scaled, text.read(scale, i, lanes)), after, i)
+                        scaled = times(text, text.read(before, i, lanes), factor)
+                        text.write(times(text, scaled, text.read(scale, i, lanes)), after, i)
                     text.dma(Window(target, [at], [length], [1]), after)
                 text.dealloc(before, after, scale, sums, squares)
 
 
-def _factor(text: Text, row: Value, sums: Value, squares: Value, length: int, lanes: int, eps: float) -> Value:
+def inverse(text: Text, row: Value, sums: Value, squares: Value, length: int, lanes: int, eps: float) -> Value:
     """1 / sqrt(mean of squares + eps) in all lanes, bf16.
 
     A square goes through a buffer of its own: `aievec` refuses an addition whose operand is a product.
@@ -62,7 +62,7 @@ def _factor(text: Text, row: Value, sums: Value, squares: Value, length: int, la
     text.write(nothing, sums, first)
     with text.loop(0, length, lanes) as i:
         values = text.read(row, i, lanes)
-        text.write(_times(text, values, values), squares, first)
+        text.write(times(text, values, values), squares, first)
         square = text.op(f"arith.extf {text.read(squares, first, lanes)} : {values.type} to {wide}", wide)
         text.write(text.op(f"arith.addf {text.read(sums, first, lanes)}, {square} : {wide}", wide), sums, first)
     total = text.op(f"vector.reduction <add>, {text.read(sums, first, lanes)} : {wide} into f32", "f32")
@@ -73,5 +73,5 @@ def _factor(text: Text, row: Value, sums: Value, squares: Value, length: int, la
     return text.op(f"vector.broadcast {narrow} : bf16 to vector<{lanes}xbf16>", f"vector<{lanes}xbf16>")
 
 
-def _times(text: Text, left: Value, right: Value) -> Value:
+def times(text: Text, left: Value, right: Value) -> Value:
     return text.op(f"arith.mulf {left}, {right} : {left.type}", left.type)

@@ -91,3 +91,26 @@ def test_the_norm_is_made_safe_as_the_family_has_it() -> None:
     by_name = {each.name: settings_of(each)["eps"] for each in FUSED if each.name.startswith("rms")}
     assert {name for name, eps in by_name.items() if eps == 1e-5} == {"rms_gemms_rope", "rms_gemv_rope"}
     assert settings_of(FUSED[0], eps=1e-6)["eps"] == 1e-6
+
+
+def test_the_cascade_form_agrees_with_the_plain_one() -> None:
+    each, shape = recipe(KERNELS, "o_gemv_ffn"), "512x1024"
+    outputs: dict[str, dict[str, np.ndarray]] = {}
+    for form in ("leaves", "cascade"):
+        resolved = each.resolve(shape, {"form": form})
+        arguments = each.arguments(resolved)
+        given = each.arrange(each.inputs(resolved), resolved)
+        program = parse_program(each.program(resolved), form)
+        result = run_program(
+            program, {f"arg{at}": given[one.name] for at, one in enumerate(arguments) if one.name in given}
+        )
+        assert result.ok, result.findings
+        named = {one.name: result.outputs[f"arg{at}"] for at, one in enumerate(arguments)}
+        outputs[form] = {name: named[name].astype(np.float32) for name in ("summed", "swiglu", "out")}
+    for name, plain in outputs["leaves"].items():
+        assert np.abs(outputs["cascade"][name] - plain).mean() < 3e-2 * np.abs(plain).mean(), name
+
+
+def test_the_swiglu_cascade_passes_with_two_rows_and_with_four() -> None:
+    for run in run_cases(recipe(KERNELS, "gemv_swiglu")):
+        assert run.passed, (run.resolved.extents, run.reason)
