@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npu_tools.emulator.kernels import Surroundings
+from npu_tools.emulator.kernels import Surroundings, activation
 
 BF16 = 2.0**-8
 
@@ -174,3 +174,14 @@ def test_rotation_in_place_touches_its_head_only(bench) -> None:
     c, s = bench.normal(1, 1, 32, seed=1), bench.normal(1, 1, 32, seed=2)
     out = bench.run("shuffle_apply_rope_bf16_64", types, [64, c, s, wide], "attn_decode_npu2.o")[3]
     assert np.allclose(out[:, :, 1, :32], wide[:, :, 1, :32] * c - wide[:, :, 1, 32:] * s, atol=0.04)
+
+
+@pytest.mark.parametrize("symbol", ["silu_and_mul_bf16", "gelu_and_mul_bf16"])
+def test_a_table_of_every_bf16_number_gives_the_bits_of_the_stages(bench, monkeypatch, symbol: str) -> None:
+    gate, up = bench.normal(2, 1, 4096, scale=3.0), bench.normal(2, 1, 4096, seed=1)
+    gate[0, 0, :5] = [0.0, -0.0, np.inf, -np.inf, np.nan]
+    types = ["4096xbf16", "4096xbf16", "4096xbf16", "i32"]
+    looked_up = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
+    monkeypatch.setattr(activation, "_looked_up", lambda *_: None)
+    staged = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
+    assert np.array_equal(looked_up, staged, equal_nan=True)
