@@ -63,7 +63,8 @@ def _looked_up(activation: Activation, numerics: Numerics, gate: Array) -> Array
     table = _TABLES.get((activation, numerics.generation))
     if table is None:
         narrow = numerics.rounder("bf16", rounding="floor")
-        table = _TABLES[activation, numerics.generation] = activation(numerics, narrow, _EVERY)
+        with np.errstate(all="ignore"):
+            table = _TABLES[activation, numerics.generation] = activation(numerics, narrow, _EVERY)
     return table.take(halves[..., 1::2])
 
 

@@ -181,7 +181,8 @@ def test_a_table_of_every_bf16_number_gives_the_bits_of_the_stages(bench, monkey
     gate, up = bench.normal(2, 1, 4096, scale=3.0), bench.normal(2, 1, 4096, seed=1)
     gate[0, 0, :5] = [0.0, -0.0, np.inf, -np.inf, np.nan]
     types = ["4096xbf16", "4096xbf16", "4096xbf16", "i32"]
-    looked_up = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
-    monkeypatch.setattr(activation, "_looked_up", lambda *_: None)
-    staged = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
+    with np.errstate(all="ignore"):
+        looked_up = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
+        monkeypatch.setattr(activation, "_looked_up", lambda *_: None)
+        staged = bench.run(symbol, types, [gate, up, zeros(2, 1, 4096), 4096])[2]
     assert np.array_equal(looked_up, staged, equal_nan=True)
