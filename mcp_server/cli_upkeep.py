@@ -147,18 +147,61 @@ def setup(
     say({"weights": str(folder), "fetched": True}, as_json, f"ready {folder}")
 
 
-def doctor(as_json: JsonFlag = False) -> None:
-    """What this installation has, what is missing, and how to get it."""
+def doctor(
+    first_run: Annotated[
+        bool, typer.Option("--first-run", help="Walk through the first hour on an NPU, and write a report.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="With --first-run: npu2 or npu1.")] = "npu2",
+    out: Annotated[Path, typer.Option(help="With --first-run: where the redacted report goes.")] = Path(
+        "first-run.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """What this installation and this machine have, what is missing, and how to get it; an NPU is not needed."""
     from mcp_server.doctor import examine
 
+    if first_run:
+        _first_run(device, out, as_json)
+        return
     findings = examine()
     if not emit({"ok": all(f.state != "fail" for f in findings), "checks": [asdict(f) for f in findings]}, as_json):
-        colours = {"pass": "green", "warn": "yellow", "fail": "red"}
         for finding in findings:
-            console.print(f"[{colours[finding.state]}]{finding.state:4}[/] {finding.name}: ", end="")
-            console.print(finding.text + (f"  → {finding.fix}" if finding.fix else ""), markup=False)
+            _line(finding.state, finding.name, finding.text, finding.fix, finding.lesson)
     if any(finding.state == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _first_run(device: str, out: Path, as_json: bool) -> None:
+    from mcp_server.config import kernels_folder
+    from mcp_server.first_run import Step, Walk, walk_through, write_report
+    from mcp_server.server import herdbook_version
+    from npu_tools.backends.xrt import Toolchain
+
+    config = _config()
+    toolchain = Toolchain.model_validate(dict(config.toolchain))
+    walk = Walk(kernels_folder(), toolchain, config.home / "artefacts", device)
+
+    def tell(step: Step) -> None:
+        if not as_json:
+            _line(step.state, step.name, step.text, step.fix, step.lesson)
+
+    report = walk_through(walk, tell)
+    try:
+        removed = write_report(report, out, herdbook_version())
+    except OSError as error:
+        fail(f"{out} cannot be written: {error.strerror or error}; give another place with --out", as_json=as_json)
+    if not emit({"ok": report["ok"], "report": str(out), "steps": report["steps"], "removed": removed}, as_json):
+        taken = ", ".join(f"{count} × {kind}" for kind, count in removed.items()) or "nothing"
+        console.print(f"report: {out} (taken out: {taken}); read it, then attach it to an issue", markup=False)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def _line(state: str, name: str, text: str, fix: str, lesson: str) -> None:
+    colours = {"pass": "green", "warn": "yellow", "fail": "red"}
+    console.print(f"[{colours[state]}]{state:4}[/] {name}: ", end="")
+    behind = f"  (herdbook get {lesson})" if lesson else ""
+    console.print(text + (f"  → {fix}" if fix else "") + behind, markup=False)
 
 
 # -- corpus --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`herdbook doctor`: what this installation has, what is missing, and how to get it.
 
-Looks at the memory's own parts. It starts nothing and downloads nothing.
+Looks at the memory's own parts, and at what a Ryzen AI machine needs for its NPU: there every probe runs in a child with
+a time limit, so a wedged device is a line and never a hang. It changes nothing and downloads nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ MIN_FREE_MB = 200
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do."""
+    """One line: what was looked at, how it is, what to do, and the record behind it (`herdbook get LESSON`)."""
 
     name: str
     state: Literal["pass", "warn", "fail"]
     text: str
     fix: str = ""
+    lesson: str = ""
 
 
-def examine() -> list[Finding]:
-    """Every check, in the order a newcomer should fix them."""
+def examine(wanted: bool = False) -> list[Finding]:
+    """Every check, in the order a newcomer should fix them. `wanted`: what the NPU lacks is in the way."""
     found = [
         Finding("herdbook", "pass", f"{herdbook_version()} on Python {platform.python_version()} ({sys.platform})")
     ]
@@ -42,7 +44,17 @@ def examine() -> list[Finding]:
     for extra, module in (("shared", "chromadb"), ("models", "sentence_transformers")):
         found.append(_extra(extra, module))
     found.append(_kernels_trap())
-    return found
+    return [*found, *npu_lines(config, wanted)]
+
+
+def npu_lines(config: Config, wanted: bool) -> list[Finding]:
+    """The NPU, its driver and modes, and the tools that compile for it."""
+    from npu_tools.backends.xrt import Toolchain
+    from npu_tools.backends.xrt.checklist import checklist
+
+    toolchain = Toolchain.model_validate(dict(config.toolchain))
+    lines = checklist(toolchain, wanted=wanted, cache=config.home if wanted else None)
+    return [Finding(line.name, line.state, line.text, line.fix, line.lesson) for line in lines]
 
 
 def _home(config: Config) -> Finding:
