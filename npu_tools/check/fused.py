@@ -7,7 +7,7 @@ A builder's launches are ordinary kernels, each checked by its own rules; here a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from npu_tools.architectures import Dimensions
 from npu_tools.check import attention, elementwise, gemm, gemv, rowwise
@@ -186,6 +186,22 @@ def _widths(model: Dimensions, name: str) -> list[Finding]:
             remedy="build the attention input as the Qwen3 builder does, which keeps q_dim apart from emb",
         )
     ]
+
+
+def of_width(elf: Elf, kv_dim: int, model: Dimensions) -> Elf:
+    """The ELF, refused where the heads it is built for do not make up the width it was asked for."""
+    if model.kv_dim == kv_dim:
+        return elf
+    found = Finding(
+        severity="error",
+        code="kv_dim",
+        message=f"{model.kv_heads} KV heads of {model.head_dim} are {model.kv_dim} wide, not {kv_dim}",
+        diagnostic="AssertionError",
+        op=elf.name,
+        source=f"{BUILDERS}/rms_gemv_rope_multi.py @ e972f2942",
+        remedy="give kv_heads and head_dim so that their product is kv_dim",
+    )
+    return replace(elf, whole=(*elf.whole, found))
 
 
 def attend(model: Dimensions, seq: int, device: Device) -> Elf:

@@ -223,7 +223,7 @@ def _attention_input(family: str) -> Resolve:
         heads = given.integer("heads", max(1, emb // head_dim))
         kv_heads = given.integer("kv_heads", max(1, extents[2] // head_dim))
         model = fused.dimensions(emb=emb, heads=heads, kv_heads=kv_heads, head_dim=head_dim, family=family)
-        return fused.attention_input(model, seq, target)
+        return fused.of_width(fused.attention_input(model, seq, target), extents[2], model)
 
     return resolve
 
@@ -234,7 +234,7 @@ def _attention_decode(family: str) -> Resolve:
         heads = given.integer("heads", max(1, extents[0] // head_dim))
         kv_heads = given.integer("kv_heads", max(1, extents[1] // head_dim))
         model = fused.dimensions(emb=extents[0], heads=heads, kv_heads=kv_heads, head_dim=head_dim, family=family)
-        return fused.attention_input_decode(model, target)
+        return fused.of_width(fused.attention_input_decode(model, target), extents[1], model)
 
     return resolve
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_tools.errors import UnusableInput
-from npu_tools.recipes.recipe import Part, recipe
+from npu_tools.recipes.recipe import Part, part_methods, recipe
 from npu_tools.recipes.stitch import Slice, stitch
 from npu_tools.recipes.text import memref
 
@@ -29,17 +29,16 @@ def fused_program(
     """
     folder = Path(file).parent
     own = recipe(folder.parent, folder.name)
-    arguments = {
-        one.name: memref(one.shape, one.element) for one in own.concrete(own.manifest.arguments, {**settings, **shape})
-    }
     parts: tuple[Part, ...] = tuple(settings["parts"])
+    names = {**part_methods(parts), **settings, **shape}
+    arguments = {one.name: memref(one.shape, one.element) for one in own.concrete(own.manifest.arguments, names)}
     missing = [part.role for part in parts if part.role not in wiring]
     if missing:
         raise UnusableInput(f"{own.name}: nothing says what {', '.join(missing)} reads and writes")
     slices: list[Slice] = []
     for part in parts:
-        label, given = part.role.replace(" ", "_"), list(wiring[part.role])
+        given = list(wiring[part.role])
         if part.settings.get("method") == "fused-cast":
-            given.insert(-1, f"{label}_f32")
-        slices.append(Slice(label, recipe(folder.parent, part.kernel).part_program(part, settings), given))
+            given.insert(-1, f"{part.label}_f32")
+        slices.append(Slice(part.label, recipe(folder.parent, part.kernel).part_program(part, settings), given))
     return stitch(own.name, arguments, slices)

@@ -53,6 +53,11 @@ class Part:
     shape: tuple[int, ...]
     settings: Mapping[str, Any]
 
+    @property
+    def label(self) -> str:
+        """The role as a name: "rope_q"."""
+        return self.role.replace(" ", "_")
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
@@ -74,12 +79,18 @@ class Resolved:
         return "x".join(str(extent) for extent in self.shape.values())
 
     def names(self) -> dict[str, Any]:
-        """Axes and settings by name, for expressions."""
-        return {**self.settings, **self.shape}
+        """Axes and settings by name, for expressions, and the method of each projection of a fused kernel as ROLE_method:
+        a fused-cast one brings a scratch argument."""
+        return {**part_methods(self.parts), **self.settings, **self.shape}
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
+
+
+def part_methods(parts: Sequence[Part]) -> dict[str, str]:
+    """{"q_method": "fused-cast", …} of the parts that have one."""
+    return {f"{one.label}_method": str(one.settings["method"]) for one in parts if "method" in one.settings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +294,6 @@ class Recipe:
                 Part(one.role, one.kernel, one.case.shape(), dict(one.case.settings())) for one in case.launches
             )
             settings = {name: value for name, value in given.items() if name not in own}
-            for part in parts:  # so that a manifest can say which projections bring a scratch argument
-                if "method" in part.settings:
-                    settings[f"{part.role.replace(' ', '_')}_method"] = part.settings["method"]
         return Resolved(
             self.name, extents, {**settings, **own}, chosen, report.ok, report.findings, report.figures, parts
         )
