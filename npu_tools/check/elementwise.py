@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from npu_tools.check.limits import OUT_OF_BDS, REGISTRY, granule, herd, memory, multiple, odd_trips, shim_channels
 from npu_tools.check.search import legal
@@ -44,10 +45,7 @@ class Stream:
 
     @property
     def n(self) -> int:
-        total = 1
-        for extent in self.extents:
-            total *= extent
-        return total
+        return prod(self.extents)
 
     @property
     def tiles(self) -> int:
@@ -153,14 +151,13 @@ def _kernel(kernel: str, extents: tuple[int, ...], columns: int, rows: int, tile
 def resolve(kernel: str, extents: tuple[int, ...], given: Settings, device: Device) -> Stream:
     """The herd the registry found best (8x1, GELU 8x2) and the tile nearest to its best (2048 for add, else 4096) that
     places; a loop of an odd number of pieces, wrong for add, is avoided where a tile of half that size or more does."""
-    base, height = (2048, 1) if kernel == "eltwise_add" else (4096, 2 if kernel == "gelu" else 1)
+    total = prod(extents)
+    two_high = kernel == "gelu" and total % (2 * LANES) == 0
+    base, height = (2048, 1) if kernel == "eltwise_add" else (4096, 2 if two_high else 1)
     rows = given.integer("herd_y", given.integer("rows", height))
     omit = given.word("omit_pingpong", "", ("", "L1", "L2", "all"))
     stack = given.integer("stack_bytes", device.stack_bytes)
     asked = given.integer("tile_n", given.integer("tile", 0, least=0), least=0)
-    total = 1
-    for extent in extents:
-        total *= extent
     columns = given.integer("herd_x", given.integer("columns", _columns(total, rows, asked or LANES, device)))
     sizes = [base, *sorted((size for size in range(LANES, 5377, LANES)), key=lambda size: (abs(size - base), size))]
     first: Stream | None = None
