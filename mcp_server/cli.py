@@ -44,7 +44,7 @@ StatusOption = Annotated[str | None, typer.Option(help="documented, observed, re
 
 def main() -> NoReturn:
     """Run the command line (`mcp_server.start` comes before it)."""
-    from mcp_server import cli_bench, cli_evaluate, cli_deploy, cli_models, cli_npu, cli_skills, cli_upkeep
+    from mcp_server import cli_bench, cli_deploy, cli_evaluate, cli_models, cli_npu, cli_skills, cli_upkeep
 
     cli_npu.register(app)
     cli_deploy.register(app)

@@ -17,6 +17,8 @@ from npu_tools.architectures import Dimensions
 from npu_tools.errors import UnusableInput
 
 Phase = Literal["prefill", "decode", "head"]
+Fused = bool | Literal["prefill", "decode"]
+"""Whether kernels run as fused ELFs: all, none, or those of one half."""
 GRANULE = 64
 """Prompts are padded to a multiple of this: a tile of FlashAttention's queries and keys."""
 UPSTREAM = "mlir-air llms/README.md @ e972f2942"
@@ -49,7 +51,7 @@ class ModelPlan:
 
     dims: Dimensions
     seq_len: int
-    fused: bool
+    fused: Fused
     prefill: tuple[Step, ...]
     decode: tuple[Step, ...]
     head: tuple[Step, ...]
@@ -75,8 +77,8 @@ class ModelPlan:
         return found
 
 
-def plan_model(dims: Dimensions, seq_len: int, *, fused: bool = False) -> ModelPlan:
-    """The plan for prompts padded to `seq_len`.
+def plan_model(dims: Dimensions, seq_len: int, *, fused: Fused = False) -> ModelPlan:
+    """The plan for prompts padded to `seq_len`, in leaf kernels or in fused ELFs, or one half so and the other so.
 
     Raises:
         UnusableInput: a length that is no multiple of 64, or beyond the model's positions.
@@ -87,12 +89,10 @@ def plan_model(dims: Dimensions, seq_len: int, *, fused: bool = False) -> ModelP
         raise UnusableInput(f"seq_len is {seq_len}; the model has {dims.max_positions} positions")
     if dims.head_dim % 16:
         raise UnusableInput(f"head_dim is {dims.head_dim}; the rope kernel turns heads of a multiple of 16")
-    if fused:
-        from npu_tools.models.fused import fused_decode, fused_prefill  # which is built from this module's steps
+    from npu_tools.models.fused import fused_decode, fused_prefill  # which is built from this module's steps
 
-        prefill, decode = fused_prefill(dims, seq_len), fused_decode(dims)
-    else:
-        prefill, decode = tuple(_prefill(dims, seq_len)), tuple(_decode(dims))
+    prefill = fused_prefill(dims, seq_len) if fused in (True, "prefill") else tuple(_prefill(dims, seq_len))
+    decode = fused_decode(dims) if fused in (True, "decode") else tuple(_decode(dims))
     return ModelPlan(dims, seq_len, fused, prefill, decode, _head(dims))
 
 

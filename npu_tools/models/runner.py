@@ -25,7 +25,7 @@ from npu_tools.backends import Backend, Bound
 from npu_tools.errors import UnusableInput
 from npu_tools.models import host
 from npu_tools.models.kernels import Settings, Shelf
-from npu_tools.models.plan import ModelPlan, Phase, Step, middle_stages, plan_model
+from npu_tools.models.plan import Fused, ModelPlan, Phase, Step, middle_stages, plan_model
 from npu_tools.models.sources import BF16
 
 Array = NDArray[Any]
@@ -83,7 +83,7 @@ class Runner:
         backend: Backend,
         seq_len: int,
         *,
-        fused: bool = False,
+        fused: Fused = False,
         settings: Settings | None = None,
         device: str = "npu2",
         keep_bytes: int = KEEP_BYTES,
