@@ -99,14 +99,18 @@ def _dangling(claims: Claims) -> Iterator[Reason]:
         return by_seq[seq].kind if isinstance(seq, int) and seq in by_seq else "no line"
 
     for entry in claims.entries:
-        named = {"note": ("about", "attempt"), "step": ("gate_seq", "attempt"), "answer": ("checkpoint", "checkpoint")}
-        if entry.kind not in named:
-            continue
-        key, wanted = named[entry.kind]
+        key, wanted = {"step": ("gate_seq", "attempt"), "answer": ("checkpoint", "checkpoint")}.get(
+            entry.kind, ("", "")
+        )
         seq = entry.body.get(key)
-        if isinstance(seq, int) and kind(seq) != wanted:
-            text = f"a {entry.kind} is about line {seq} as {_article(wanted)}; that is {_article(kind(seq))}"
+        if isinstance(seq, int) and (kind(seq) != wanted or by_seq[seq].phase != entry.phase):
+            text = (
+                f"a {entry.kind} is about line {seq} as {_article(wanted)} of its phase; that is {_article(kind(seq))}"
+            )
             yield Reason("history_removed", text, line(entry))
+        about = entry.body.get("about") if entry.kind == "note" else None
+        if isinstance(about, int) and about >= entry.seq:
+            yield Reason("history_removed", f"a note is about line {about}, which comes after it", line(entry))
     for path in sorted(claims.folder.glob("results/phase_1/registry.json")):
         for row in rows(_content(path).get("rows")):
             seq = row.get("attempt")
