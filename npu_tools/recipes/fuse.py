@@ -1,6 +1,7 @@
 """A fused kernel's program: its parts as `check_kernel` resolved them, printed by their own recipes and stitched.
 
-A design of a fused kernel is its wiring: which of the kernel's arguments each part reads and writes.
+A design of a fused kernel is its wiring: which of the kernel's arguments each part reads and writes. A manifest with
+`[[parts]]` holds it itself, for kernels that nobody taught `check_kernel` as a whole.
 
     WIRING = {"norm": ("x", "norm_weight", "normed"), "q": ("normed", "wq", "q"), …}
     def design(shape, settings): return fused_program(__file__, shape, settings, WIRING)
@@ -19,7 +20,10 @@ from npu_tools.recipes.text import memref
 
 
 def fused_program(
-    file: str, shape: Mapping[str, int], settings: Mapping[str, Any], wiring: Mapping[str, Sequence[str]]
+    file: str,
+    shape: Mapping[str, int],
+    settings: Mapping[str, Any],
+    wiring: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The module of the recipe that `file` is the design of. `settings["parts"]` are its launches in order; a projection
     that casts in a launch of its own takes the f32 scratch argument ROLE_f32 before its result.
@@ -32,6 +36,8 @@ def fused_program(
     parts: tuple[Part, ...] = tuple(settings["parts"])
     names = {**part_methods(parts), **settings, **shape}
     arguments = {one.name: memref(one.shape, one.element) for one in own.concrete(own.manifest.arguments, names)}
+    if wiring is None:
+        wiring = {part.role: part.arguments for part in own.manifest.parts}
     missing = [part.role for part in parts if part.role not in wiring]
     if missing:
         raise UnusableInput(f"{own.name}: nothing says what {', '.join(missing)} reads and writes")

@@ -81,6 +81,17 @@ class Measured(_Model):
     source: str | None = None
 
 
+class PartSpec(_Model):
+    """One launch of a fused kernel: which recipe prints it, of which shape, and the kernel's arguments it takes. Shapes
+    and settings are expressions where they are strings that begin with "="."""
+
+    role: str = Field(pattern=r"^[a-z][a-z0-9_ ]*$")
+    kernel: str
+    shape: list[str | int] = Field(min_length=1)
+    settings: dict[str, Scalar] = {}
+    arguments: list[str] = Field(min_length=1)
+
+
 class Manifest(_Model):
     """The whole of a kernel.toml. `check` is the kernel's name in `check_kernel`, its own by default. `arguments` are
     those of the function; `tensors` what the model sees, where host.py translates between the two."""
@@ -96,6 +107,8 @@ class Manifest(_Model):
     tolerance: ToleranceName
     objects: list[str] = []
     """Object files the herds link with."""
+    parts: list[PartSpec] = []
+    """The launches of a fused kernel `check_kernel` does not know as a whole; it judges them one by one."""
     compile: dict[str, Scalar | list[int]] = {}
     """Options aircc needs for this program, as XRTBackend names them; "= …" is an expression."""
     cases: list[Case] = Field(min_length=1)

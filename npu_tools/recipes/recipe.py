@@ -23,9 +23,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_tools.check.fused import Elf
-from npu_tools.check.kernel import check_kernel, resolve_kernel
+from npu_tools.check.fused import Elf, Launch
+from npu_tools.check.kernel import check_kernel, elf_findings, kernel_name, resolve_kernel
 from npu_tools.check.measured import gemm_row
+from npu_tools.device import device as find_device
 from npu_tools.errors import NpuToolsError, UnknownKernel, UnusableInput
 from npu_tools.findings import Finding
 from npu_tools.gate import Tolerance, tolerance_for
@@ -86,6 +87,10 @@ class Resolved:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
+
+
+def _parts(elf: Elf) -> tuple[Part, ...]:
+    return tuple(Part(one.role, one.kernel, one.case.shape(), dict(one.case.settings())) for one in elf.launches)
 
 
 def part_methods(parts: Sequence[Part]) -> dict[str, str]:
@@ -285,18 +290,40 @@ class Recipe:
         handed = {name: value for name, value in {**own, **given}.items() if value is not None}
         handed = {n: v for n, v in handed.items() if n not in listed or listed[n].source != "recipe"}
         shape = tuple(extents.values())
+        if self.manifest.parts:
+            return self._stitched({**extents, **own}, extents, own, chosen, device)
         report = check_kernel(self.checked_as, shape, handed, device)
         case = resolve_kernel(self.checked_as, shape, handed, device)
         parts: tuple[Part, ...] = ()
         settings: dict[str, Any] = dict(report.settings)
         if isinstance(case, Elf):
-            parts = tuple(
-                Part(one.role, one.kernel, one.case.shape(), dict(one.case.settings())) for one in case.launches
-            )
+            parts = _parts(case)
             settings = {name: value for name, value in given.items() if name not in own}
         return Resolved(
             self.name, extents, {**settings, **own}, chosen, report.ok, report.findings, report.figures, parts
         )
+
+    def _stitched(
+        self, names: dict[str, Any], extents: dict[str, int], own: dict[str, Any], chosen: Chosen, device: str
+    ) -> Resolved:
+        """A fused kernel by its manifest's parts: each resolved and judged alone, and the whole for what clashes."""
+        target = find_device(device)
+        launches: list[Launch] = []
+        for part in self.manifest.parts:
+            shape = tuple(whole(size, names) for size in part.shape)
+            given = {
+                name: evaluate(value[1:].strip(), names) if isinstance(value, str) and value.startswith("=") else value
+                for name, value in part.settings.items()
+            }
+            launches.append(
+                Launch(part.role, kernel_name(part.kernel), resolve_kernel(part.kernel, shape, given, target))
+            )
+        elf = Elf(self.name, tuple(extents.values()), tuple(launches))
+        findings = tuple(elf_findings(elf, target))
+        return Resolved(
+            self.name, extents, own, chosen, all(one.severity != "error" for one in findings), findings,
+            elf.figures(target), _parts(elf),
+        )  # fmt: skip
 
     def _own(self, name: str, given: dict[str, Any], known: dict[str, Any]) -> Any:
         """A setting `check_kernel` does not choose, of the kind its default has."""

@@ -114,3 +114,80 @@ def test_the_cascade_form_agrees_with_the_plain_one() -> None:
 def test_the_swiglu_cascade_passes_with_two_rows_and_with_four() -> None:
     for run in run_cases(recipe(KERNELS, "gemv_swiglu")):
         assert run.passed, (run.resolved.extents, run.reason)
+
+
+GATED = """
+name = "gated"
+title = "norm, then gate and up"
+shape = ["seq", "emb", "hidden"]
+tolerance = { kernel = "attention_input" }
+compile = { output_format = "elf" }
+[settings.eps]
+help = "of the norm"
+source = "recipe"
+default = 1e-6
+[[parts]]
+role = "norm"
+kernel = "rmsnorm"
+shape = ["seq", "emb"]
+arguments = ["x", "weight", "normed"]
+[[parts]]
+role = "gate"
+kernel = "gemm"
+shape = ["seq", "emb", "hidden"]
+settings = { stitched = true, tile_m = 16 }
+arguments = ["normed", "w", "gate"]
+[[arguments]]
+name = "x"
+role = "input"
+shape = ["seq", "emb"]
+[[arguments]]
+name = "weight"
+role = "static"
+shape = ["emb"]
+[[arguments]]
+name = "w"
+role = "static"
+shape = ["emb", "hidden"]
+scale = "1 / sqrt(emb)"
+[[arguments]]
+name = "normed"
+role = "output"
+shape = ["seq", "emb"]
+[[arguments]]
+name = "gate"
+role = "output"
+shape = ["seq", "hidden"]
+[[cases]]
+shape = { seq = 64, emb = 128, hidden = 256 }
+size = "small"
+why = "somebody's own"
+"""
+
+
+def test_somebodys_own_fused_kernel_needs_a_manifest_and_one_line(tmp_path: Path) -> None:
+    for name in ("rmsnorm", "gemm"):
+        (tmp_path / name).symlink_to(KERNELS / name)
+    folder = tmp_path / "gated"
+    folder.mkdir()
+    (folder / "kernel.toml").write_text(GATED, encoding="utf-8")
+    (folder / "design.py").write_text(
+        "from npu_tools.recipes import fused_program\n"
+        "def design(shape, settings):\n    return fused_program(__file__, shape, settings)\n",
+        encoding="utf-8",
+    )
+    (folder / "reference.py").write_text(
+        "import numpy as np\n"
+        "def reference(tensors, shape, settings):\n"
+        "    x, weight, w = (tensors[name].astype(np.float32) for name in ('x', 'weight', 'w'))\n"
+        "    normed = x / np.sqrt((x**2).mean(1, keepdims=True) + settings['eps']) * weight\n"
+        "    return {'normed': normed, 'gate': normed @ w}\n",
+        encoding="utf-8",
+    )
+    own = recipe(tmp_path, "gated")
+    for run in run_cases(own):
+        assert run.passed, run.reason
+        assert [part.kernel for part in run.resolved.parts] == ["rmsnorm", "gemm"]
+    refused = own.resolve("100x128x256")
+    assert not refused.ok
+    assert any(finding.op == "gated: gate" for finding in refused.findings)
