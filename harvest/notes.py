@@ -10,7 +10,7 @@ labels or in sentences that speak of something going wrong and of what was done.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 
@@ -44,11 +44,17 @@ _PLAIN_LABEL = re.compile(
 )
 _INLINE = re.compile(
     r"(?<![\w`])(?:\*\*)?(?P<label>Fix(?:ed by| applied| confirmed| attempt \d+)?|FIX(?:ED| CONFIRMED)?|Workaround(?: applied| used)?|Solution|Resolution"
-    r"|Remedy|Recovery|Root cause|ROOT CAUSE(?: FOUND)?|Cause|Why|Symptom|Mitigation|Impact|Verify|Result)(?:\*\*)?\s*(?:\([^)]*\))?:(?:\*\*)?\s+"
+    r"|Remedy|Recovery|Root cause|ROOT CAUSE(?: FOUND)?|Cause|Why|Symptom|Mitigation|Plan|Impact|Verify|Result)(?:\*\*)?\s*(?:\([^)]*\))?:(?:\*\*)?\s+"
 )
 _LEAD = re.compile(
     r"^(?:\*\*|__)(?P<lead>.{3,160}?)(?:\*\*|__)\s*(?:\([^)]*\))?\s*(?:[:.—–-]|$)\s*(?P<rest>.*)$", re.DOTALL
 )
+_FIXED_BUGS = re.compile(r"(?i)\b(?:bugs?|findings?|lessons?|gotchas?|pitfalls?)\b")
+"""Headings under which an item with a bold lead tells a lesson even when it does not say that something failed."""
+_SOLVED = re.compile(
+    r"^(?P<fix>.{8,}?)\s*[:;—–-]+\s*(?:solved|solves|fixed|fixes|resolved|resolves)\s+(?P<symptom>.{8,})$", re.DOTALL
+)
+_BECAUSE = re.compile(r"^(?P<fix>.{8,}?)\s*\((?P<symptom>(?:[^()]|\([^()]*\)){15,})\)\.?$", re.DOTALL)
 _MEASURE = re.compile(r"^[a-z]+(?:_[a-z]+)+:\s")
 """A figure of a log (`wall_min: 37.1`), whatever is said beside it."""
 _ATTEMPT = re.compile(r"(?i)\b(?:attempt|try|cycle|iteration)\s*#?\d+|^#\d+\b")
@@ -128,7 +134,9 @@ def _mended_later(section: Section, after: list[Section]) -> str:
     told: list[str] = []
     for other in after:
         if other.level < section.level or (
-            other.level == section.level and names_a_failure(other.title) and field_of(other.title) is None
+            other.level == section.level
+            and names_a_failure(other.title)
+            and not re.search(r"(?i)workaround|alternative|resol|fix", other.title)
         ):
             break
         if other.level == section.level and field_of(other.title) == "fix":
@@ -160,8 +168,7 @@ def _labelled(section: Section, place: _Place) -> Draft | None:
     title = clean_title(section.title)
     if not section.title or _has_rows(fields.get("fix", "")) or (organises(title) and len(own) < 2):
         return None
-    if organises(title):
-        title = clean_title(_first_words(fields.get("symptom") or fields.get("cause", "")))
+    title = _named(title, fields) if organises(title) else title
     return draft_of(title, fields, place.evidence(), place.phase)
 
 
@@ -210,11 +217,18 @@ def _parts(section: Section, place: _Place) -> Iterator[Draft]:
     ours = is_lesson_heading(section.title, section.path)
     for block in _unnested(section.body):
         text = item_text(block)
+        below = _below(block)
+        story = _attempts(below, section.title, place) if below else None
+        if story is not None:
+            yield story
+            continue
         table = table_of(block)
         if table is not None:
             yield from _rows(table.columns, table.rows, place)
         elif text is not None:
-            draft = _told(text, place, strict=not ours, item_like=True)
+            draft = _told(
+                text, place, strict=not ours, item_like=True, granted=_FIXED_BUGS.search(section.title) is not None
+            )
             if draft is not None:
                 yield draft
         elif not is_code(block):
@@ -226,22 +240,25 @@ def _parts(section: Section, place: _Place) -> Iterator[Draft]:
 def _unnested(body: str) -> Iterator[str]:
     """The blocks of `body`; the points under a list item that only introduces them (`- notable_events:`) by themselves."""
     for block in blocks(body):
-        text = item_text(block)
-        first, _, rest = block.partition("\n")
-        inner = [line for line in rest.split("\n") if line.strip()]
-        if text is None or not inner or not re.match(r"\s+(?:[-*+]|\d+[.)])\s", inner[0]):
-            yield block
-            continue
-        margin = min(len(line) - len(line.lstrip()) for line in inner)
-        below = "\n".join(line[margin:] for line in rest.split("\n"))
-        if len(first) < MIN_CHARS or _attempt_items(below):
+        below, first = _below(block), block.split("\n", 1)[0]
+        if below and len(first) < MIN_CHARS and len(_attempt_items(below)) < 2:
             yield first
             yield from _unnested(below)
         else:
             yield block
 
 
-def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False) -> Draft | None:
+def _below(block: str) -> str:
+    """The points nested under a list item, moved to the margin; empty for another block."""
+    _, _, rest = block.partition("\n")
+    inner = [line for line in rest.split("\n") if line.strip()]
+    if item_text(block) is None or not inner or not re.match(r"\s+(?:[-*+]|\d+[.)])\s", inner[0]):
+        return ""
+    margin = min(len(line) - len(line.lstrip()) for line in inner)
+    return "\n".join(line[margin:] for line in rest.split("\n"))
+
+
+def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False, granted: bool = False) -> Draft | None:
     """A lesson in one item or paragraph: it says what went wrong and what was done. `strict`: only with a bold lead or a label."""
     if len(text) < MIN_CHARS or speaks_of_success_only(text) or _MEASURE.match(text):
         return None
@@ -255,7 +272,8 @@ def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False) ->
     item = strict and item_like and broke_and_mended(text)
     if strict and not item and not (labelled and fails(text)) and not (title and fails(text) and mends(rest)):
         return None
-    if not strict and not (fails(text) and (labelled or mends(text))):
+    known_trouble = fails(text) or (granted and bool(title))
+    if not strict and not (known_trouble and (labelled or mends(text))):
         return None
     fields = dict(pieces)
     before = fields.pop("", "").strip()
@@ -271,19 +289,30 @@ def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False) ->
         else:
             changes = [one for one in said if mends(one) and not broke(one)] or [one for one in said if mends(one)]
             rest_of = [sentence for sentence in said if sentence not in changes]
-            if changes and (rest_of or fails(title)):
+            if changes and (rest_of or fails(title) or (granted and title)):
                 fields["fix"] = " ".join(changes)
-                before = " ".join(rest_of)
+                before = " ".join(rest_of) or title
+    if "fix" not in fields:
+        one = _SOLVED.match(before) or _BECAUSE.match(before)
+        if one is not None and broke(one["symptom"]) and mends(one["fix"]):
+            fields["fix"], before = one["fix"], one["symptom"]
     if before:
         fields["symptom"] = f"{before}\n\n{fields['symptom']}" if "symptom" in fields else before
-    if "symptom" not in fields and title and fails(f"{title} {fields.get('cause', '')}"):
+    if "symptom" not in fields and title and (granted or fails(f"{title} {fields.get('cause', '')}")):
         fields["symptom"] = title
     if "fix" not in fields or not ({"symptom", "cause"} & set(fields)):
         return None
-    title = clean_title(title) or _first_words(fields.get("symptom") or fields.get("cause", ""))
-    if field_of(title) is not None:
-        title = place.heading or title
-    return draft_of(clean_title(title), fields, place.evidence(title[:80]), place.phase)
+    named = _named(title, fields)
+    return draft_of(named, fields, place.evidence((clean_title(title) or named)[:80]), place.phase)
+
+
+def _named(title: str, fields: Mapping[str, str]) -> str:
+    """`title`, unless it only organises a page: then the first sentence of cause or symptom."""
+    clean = clean_title(title)
+    if clean and not organises(clean) and field_of(clean) is None and len(clean) >= 12:
+        return clean
+    told = [clean_title(_first_words(fields[name])) for name in ("cause", "symptom", "fix") if fields.get(name)]
+    return next((one for one in told if len(one) >= 12 and not organises(one)), clean or "untitled note")
 
 
 def _inline(text: str) -> dict[str, str]:
@@ -310,7 +339,14 @@ def _attempts(body: str, heading: str, place: _Place) -> Draft | None:
     tried = _attempt_items(body)
     if len(tried) < 2:
         return None
-    passed = next((text for text in reversed(tried) if re.search(r"\bPASS(?:ED)?\b|✓|\bworks\b|\bfixed\b", text)), None)
+    passed = next(
+        (
+            text
+            for text in reversed(tried)
+            if re.search(r"\bPASS(?:ED)?\b|✓|\bworks\b|\bfixed\b|\bcorrect\b|\bsucceeds?\b", text)
+        ),
+        None,
+    )
     if passed is None:
         return None
     fields = labelled_parts(body)
@@ -319,8 +355,9 @@ def _attempts(body: str, heading: str, place: _Place) -> Draft | None:
     parts = {"symptom": failed[0], "fix": passed, "did_not_help": "\n".join(f"- {text}" for text in failed[1:])}
     if cause:
         parts["cause"] = cause
-    title = _first_words(sentences_or(cause, failed[0]))
-    return draft_of(clean_title(title), parts, place.evidence(), place.phase)
+    title = clean_title(_first_words(sentences_or(cause, failed[0])))
+    named = place.evidence(title[:80]) if organises(clean_title(heading)) else place.evidence()
+    return draft_of(title, parts, named, place.phase)
 
 
 def sentences_or(text: str, other: str) -> str:
@@ -353,6 +390,7 @@ def _log(rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
     """Entries of a dated log that tell of a failure and, in the same or the following entries, of its mending."""
     when: date | None = None
     open_failure: list[str] = []
+    quiet = 0
     for row in rows:
         when = date_in(row[0]) or when
         text = " ".join(cell for cell in row[1:] if cell).strip()
@@ -360,12 +398,12 @@ def _log(rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
         own = _inline(text)
         cause = own.get("cause", "")
         fixed = own.get("fix", "")
-        if (
-            not fixed
-            and fails(text)
-            and re.search(r"(?i)\bfixed\b|\bworkaround\b|\bfix landed\b|\bsolved\b", text)
-            and not open_failure
-        ):
+        mended = re.search(
+            r"(?i)\bfixed\b|\bworkaround\b|\bfix landed\b|\bsolved\b|now compiles|fallback implemented", text
+        )
+        if not fixed and mended and open_failure and not cause:
+            fixed = text
+        if not fixed and fails(text) and mended and not open_failure:
             draft = _told(text, dated, strict=True, item_like=True)
             if draft is not None:
                 yield draft
@@ -382,10 +420,12 @@ def _log(rows: tuple[tuple[str, ...], ...], place: _Place) -> Iterator[Draft]:
             title = _first_words(causes or fields["symptom"])
             yield draft_of(clean_title(title), fields, dated.evidence(title[:80]), place.phase)
             open_failure = []
-        elif open_failure and len(open_failure) < 3 and fails(text):
+        elif open_failure and fails(text) and len(open_failure) < 6:
             open_failure.append(text)
-        else:
-            open_failure = []
+        elif open_failure:
+            quiet += 1
+            if quiet > 2:
+                open_failure, quiet = [], 0
 
 
 def _first_words(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harvest.draft import Draft, Evidence
-from harvest.markdown import blocks, item_text, plain, sections, table_of
+from harvest.markdown import Table, blocks, item_text, plain, sections, table_of
 from harvest.sources import Source
 from harvest.wording import clean_title, date_in
 
@@ -59,6 +59,7 @@ def _lines(body: str) -> Iterator[tuple[str, str, str]]:
     for block in blocks(body):
         table = table_of(block)
         if table is not None:
+            yield from _before_after(table)
             dated = bool(table.columns) and re.fullmatch(r"date|when|day", table.columns[0]) is not None
             for row in table.rows:
                 rest = row[1:] if dated else row
@@ -68,6 +69,21 @@ def _lines(body: str) -> Iterator[tuple[str, str, str]]:
             text = item_text(block) or block
             if "\n" not in text or _ARROW.search(text):
                 yield "", " ".join(text.split()), text
+
+
+def _before_after(table: Table) -> Iterator[tuple[str, str, str]]:
+    """Rows of a table with columns for before and after, as `what: before → after`."""
+    before = next(
+        (n for n, column in enumerate(table.columns) if re.match(r"before|today|cold|baseline|old", column)), None
+    )
+    after = next(
+        (n for n, column in enumerate(table.columns) if re.match(r"after|new|warm|optimi[sz]ed", column)), None
+    )
+    if before is None or after is None or 0 in (before, after):
+        return
+    heading = " ".join(table.columns)
+    for row in table.rows:
+        yield "", f"{row[0]} ({heading}): {row[before]} → {row[after]}", row[0]
 
 
 def _step(text: str, change: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ _FIELDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("did_not_help", r"(?:what )?did(?:n't| not) (?:help|work)|(?:fix )?attempts?(?: \d+)?|tried(?: in vain)?|failed attempts?|ruled out|what this is not"),
         ("symptom", r"(?:previous |trigger |observed |visible |failure )?symptoms?\b|what happened|situation|problem|failure(?: mode)?s?|error(?: message| text)?s?|observed|observation|current behaviou?r|current|trigger|runtime|issue|what goes wrong|what you see|context|signature|diagnostics?|worse"),
         ("cause", r"(?:likely |real |suspected |probable |actual )?(?:root )?causes?\b|why\b|reason|suspected|explanation|diagnosis|key insight|hypothesis|bisection result|bisect|constraint analysis|differential|mechanism|explains|hypotheses"),
-        ("fix", r"(?:proposed |actual |recommended |final )?fix(?:es|ed)?\b|workarounds?\b|resolution|resolved|solutions?|potential solutions?|remed(?:y|ies)|mitigations?|recovery|implementation|what (?:we did|fixed it|helped)|action|decision|mitigated|triage"),
+        ("fix", r"(?:proposed |actual |recommended |final )?fix(?:es|ed)?\b|workarounds?\b|resolution|resolved|solutions?|potential solutions?|remed(?:y|ies)|mitigations?|recovery|implementation|what (?:we did|fixed it|helped)|action|decision|mitigated|triage|recommendations?|plan"),
         ("apply", r"how to apply|generali[sz]ation|skill update|applies(?: to)?|takeaway|prevention|rule|guidance|avoid|forward|implications"),
         ("verify", r"verif(?:y|ied|ication)|how to (?:check|verify|confirm)|results?\b|validation|outcome|measured|impact|status|current status|regression check"),
     )
@@ -35,12 +35,12 @@ _FAILS = re.compile(
     r"(?i)\b(?:fail(?:s|ed|ing|ure)?|errors?|wrong(?:ly)?|incorrect(?:ly)?|garbage|corrupt(?:s|ed|ion)?|hang(?:s)?|hung|exceed(?:s|ed|ing)?|exhaust(?:s|ed|ion)?"
     r"|nan|crash(?:es|ed)?|overflow(?:s|ed)?|silently|stale|broken|breaks?|mismatch(?:es|ed)?|regress(?:ion|ed|es)?|timeouts?|unable|cannot|can't|blocked|blockers?"
     r"|over-?strict|false positive|flaky|bug(?:s|gy)?|diverge(?:s|d|nce)?|drops?|degrad\w+|junk|not divisible|does(?:n't| not)|don't|never|over (?:the )?(?:limit|cap|budget)|> ?\d+ ?❌"
-    r"|refus(?:es|ed)|reject(?:s|ed)|collid\w+|collision|conflicts?|too (?:large|small|slow|many|long)|missing|undefined|deadlocks?|starv\w+|contaminat\w+|incompatible|mandatory|impossible|spurious|untested|unblocked|false-start|collapsed?|waste[sd]?|bottleneck|slower|uncorrelated|unsafe)\b|❌|⚠"
+    r"|refus(?:es|ed)|reject(?:s|ed)|collid\w+|collision|conflicts?|too (?:large|small|slow|many|long)|missing|undefined|deadlocks?|starv\w+|contaminat\w+|incompatible|mandatory|impossible|spurious|untested|unblocked|false-start|hardcode[sd]?|neither|inconsistent|collapsed?|waste[sd]?|bottleneck|slower|uncorrelated|unsafe)\b|❌|⚠"
 )
 _MENDS = re.compile(
-    r"(?i)\b(?:fix(?:ed|es)?|workaround|instead|must|use[ds]?|using|pad(?:ded)?|split|set|avoid(?:s|ed)?|replace[ds]?|switch(?:ed)?|unless|need(?:s|ed)? to|requires?|rename[ds]?|reduc(?:e|ed|ing)|rais(?:e|ed)"
+    r"(?i)\b(?:fix(?:ed|es)?|workaround|instead|must|use[ds]?|using|pad(?:ded|ding)?|split|set|avoid(?:s|ed)?|replace[ds]?|switch(?:ed)?|unless|need(?:s|ed)? to|requires?|rename[ds]?|reduc(?:e|ed|ing)|rais(?:e|ed)"
     r"|resolved|patched|add(?:ed|s)?|remov(?:e|ed)|chang(?:e|ed)|wip(?:e|es|ed)|clean|drop(?:ped)? to|rout(?:e|ed)|prefer|pass(?:es|ed)? with|only by|solved|works? (?:fine )?(?:with|when|at)|should|do not|don't|always|never"
-    r"|check|verify|make sure|ensure|call|compile (?:it|with)|re-?run|restores?|relax(?:ed)?|derives?|forward(?:ed)?|deleted?|guard(?:s|ed)?|solutions?|needs?|eliminat(?:e|ed|es)|pivoted|reorgani[sz]e[sd]?|re-?partition\w*|halv\w+|fusion|lower(?:ed)? to|override[sn]?)\b|→"
+    r"|check|verify|make sure|ensure|call|compile (?:it|with)|re-?run|restores?|relax(?:ed)?|derives?|forward(?:ed)?|deleted?|guard(?:s|ed)?|solutions?|need(?:s|ed)?|eliminat(?:e|ed|es)|pivoted|reorgani[sz]e[sd]?|re-?partition\w*|halv\w+|fusion|lower(?:ed)? to|override[sn]?)\b|→"
 )
 _BROKE = re.compile(
     r"(?i)\b(?:fail(?:s|ed|ing|ure)?|errors?|wrong|incorrect(?:ly)?|garbage|corrupt\w*|hangs?|hung|exceed\w*|exhaust\w*|nan|crash\w*|overflow\w*|stale|broken|breaks?|broke"
