@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npu_tools.emulator.journal import Call, Copy, Load, Save, Step
-from npu_tools.emulator.kernels.attention_step import CALLS, Operands, Workspace, composed
+from npu_tools.emulator.kernels.attention_step import CALLS, Loop, Operands, fits
 from npu_tools.emulator.types import Array
 
 
@@ -23,12 +23,56 @@ class Fused:
     run: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """The calls on one block of keys: where they stand, and on what."""
+
+    places: list[int]
+    calls: list[Call]
+    operands: Operands
+
+    @property
+    def carried(self) -> tuple[Array, Array, Array]:
+        """What goes from block to block."""
+        return self.operands.top, self.operands.denominator, self.operands.output
+
+
 def fused(steps: Sequence[Step]) -> list[Step | Fused]:
-    """The steps with attention's calls on one block of keys made one."""
-    workspace = Workspace()
+    """The steps with attention's calls on blocks of keys made one a block."""
+    arrays: dict[tuple[str, tuple[int, ...]], Array] = {}
     found: list[Step | Fused] = list(steps)
     dropped: set[int] = set()
-    last: dict[int, int] = {}
+    for loop in _loops(steps):
+        first = loop[0]
+        kernels = [call.kernel for call in first.calls]
+        common = fits(first.calls[0].numerics, kernels, first.operands)
+        if common is None:
+            continue
+        body = Loop(first.calls[0].numerics, common, kernels, first.operands, arrays)
+        for block in loop:
+            dropped.update(block.places[:-1])
+            found[block.places[-1]] = _one(body, block, steps, begins=block is first, ends=block is loop[-1])
+    return [step for at, step in enumerate(found) if at not in dropped]
+
+
+def _one(body: Loop, block: _Block, steps: Sequence[Step], *, begins: bool, ends: bool) -> Fused:
+    operands, behind = block.operands, block.places[-1]
+    keep = not all(_forgotten(steps, behind, array) for array in (operands.total, operands.ratio))
+
+    def run() -> None:
+        if begins:
+            body.begin()
+        body.block(operands, keep=keep)
+        if ends:
+            body.end()
+
+    return Fused(run)
+
+
+def _loops(steps: Sequence[Step]) -> list[list[_Block]]:
+    """Blocks that follow each other on the same queries, maxima, sums and outputs, untouched in between."""
+    loops: list[list[_Block]] = []
+    latest: dict[int, list[_Block]] = {}
     for start, step in enumerate(steps):
         if not (isinstance(step, Call) and step.kernel.family == CALLS[0]):
             continue
@@ -39,41 +83,52 @@ def fused(steps: Sequence[Step]) -> list[Step | Fused]:
         operands = _operands(calls)
         if operands is None or _in_the_way(steps, places) or not _forgotten(steps, places[-1], operands.scores):
             continue
-        key = operands.queries.ctypes.data
-        since = last.get(key)
-        fresh = since is None or any(
-            np.may_share_memory(array, operands.queries)
-            for between in steps[since : places[1]]
-            for array in _written(between)
-        )
-        run = composed(calls[0].numerics, [call.kernel for call in calls], operands, workspace, fresh=fresh)
-        if run is None:
+        block = _Block(places, calls, operands)
+        key = operands.output.ctypes.data
+        before = latest.get(key)
+        if before is not None and _follows(steps, before[-1], block):
+            before.append(block)
+        else:
+            latest[key] = [block]
+            loops.append(latest[key])
+    return loops
+
+
+def _follows(steps: Sequence[Step], last: _Block, block: _Block) -> bool:
+    """Whether a block goes on with what the last one came to."""
+    same = [*zip(last.carried, block.carried, strict=True), (last.operands.queries, block.operands.queries)]
+    if not all(_same(one, other) for one, other in same):
+        return False
+    if any(one.kernel.detail != other.kernel.detail for one, other in zip(last.calls, block.calls, strict=True)):
+        return False
+    carried, queries = list(block.carried), [block.operands.queries]
+    for at in range(last.places[-1] + 1, block.places[-1]):
+        if at in block.places:
             continue
-        last[key] = places[-1]
-        dropped.update(places[:-1])
-        found[places[-1]] = Fused(run)
-    return [step for at, step in enumerate(found) if at not in dropped]
+        written = list(_written(steps[at]))
+        if _overlap([*_read(steps[at]), *written], carried) or _overlap(written, queries):
+            return False
+    return True
+
+
+_APART = CALLS[3], *CALLS[5:]
+"""The calls that do not touch the scores."""
 
 
 def _pattern(steps: Sequence[Step], start: int) -> list[int] | None:
     """Where the calls of the pattern stand that begins at `start`: the next ones on the same scores."""
-    scores = _array(steps[start], 0)
+    (scores,) = _written(steps[start])
     places = [start]
     for at in range(start + 1, len(steps)):
         step = steps[at]
         wanted = CALLS[len(places)]
-        if isinstance(step, Call) and step.kernel.family == wanted and (wanted == "mul_r_gp" or _uses(step, scores)):
+        if isinstance(step, Call) and step.kernel.family == wanted and (wanted in _APART or _uses(step, scores)):
             places.append(at)
             if len(places) == len(CALLS):
                 return places
         elif _uses(step, scores):
             return None
     return None
-
-
-def _array(step: Step, position: int) -> Array:
-    assert isinstance(step, Call), "patterns are of calls"
-    return step.arguments[position]
 
 
 def _uses(step: Step, array: Array) -> bool:
@@ -86,15 +141,24 @@ def _same(one: Array, other: Array) -> bool:
 
 def _operands(calls: list[Call]) -> Operands | None:
     """The arrays of the calls, where they belong together."""
-    zero, product, softmax, scale, output = (call.arguments for call in calls)
-    arrays = (*zero, *product, *softmax, *scale, *output)
-    if [len(call.arguments) for call in calls] != [1, 3, 4, 2, 3] or any(array.dtype != np.float32 for array in arrays):
+    if [len(call.arguments) for call in calls] != [1, 3, 4, 2, 3, 3, 3] or np.any(calls[-1].arguments[0]):
         return None
-    if not all(_same(zero[0], array) for array in (product[2], softmax[0], output[0])):
+    zero, product, softmax, scale, output, sums = (call.arguments for call in calls[:-1])
+    copied = calls[-1].arguments[1:]
+    arrays = (*zero, *product, *softmax, *scale, *output, *sums, *copied)
+    if any(array.dtype != np.float32 for array in arrays):
         return None
-    if not _same(softmax[3], scale[0]) or not _same(scale[1], output[2]):
+    pairs = (
+        *((zero[0], array) for array in (product[2], softmax[0], output[0])),
+        *((softmax[3], array) for array in (scale[0], sums[1])),
+        *((softmax[2], array) for array in (sums[2], copied[0])),
+        (scale[1], output[2]),
+        (sums[0], copied[1]),
+    )
+    if not all(_same(one, other) for one, other in pairs):
         return None
-    return Operands(product[0], product[1], zero[0], softmax[1], softmax[2], softmax[3], output[1], output[2])
+    (queries, keys, scores), (_, top, total, ratio), (_, values, out) = product, softmax, output
+    return Operands(queries, keys, scores, top, total, ratio, values, out, sums[0])
 
 
 def _in_the_way(steps: Sequence[Step], places: list[int]) -> bool:
@@ -115,12 +179,11 @@ def _overlap(one: list[Array], other: list[Array]) -> bool:
     return any(np.may_share_memory(a, b) for a in one for b in other)
 
 
-def _forgotten(steps: Sequence[Step], behind: int, scores: Array) -> bool:
-    """Whether nobody reads the scores before they are filled anew."""
+def _forgotten(steps: Sequence[Step], behind: int, array: Array) -> bool:
+    """Whether nobody reads an array before it is written anew."""
     for step in steps[behind + 1 :]:
-        if _uses(step, scores):
-            fills = isinstance(step, Call) and step.kernel.family == CALLS[0]
-            return fills and _same(_array(step, 0), scores)
+        if _uses(step, array):
+            return not _overlap(list(_read(step)), [array]) and any(_same(one, array) for one in _written(step))
     return True
 
 

@@ -1,40 +1,43 @@
-"""One block of keys for the query tiles of a herd: five calls of attn_npu2.o as one, bit for bit.
+"""Attention's inner loop over blocks of keys, for the query tiles of a herd: seven calls of attn_npu2.o as one.
 
-`zero_fill_g_bf16`, `matmul_a_b_bf16`, `fused_softmax`, `mul_r_gp` and `matmul_g_b_bf16` in this order, as
-flash_attention.py has them, without what lies between: scores are held as [lanes y, keys, queries of all lanes x], keys
-in the order in which the matrix unit's blocks of weights want them, so that every reduction runs across long rows.
+`zero_fill_g_bf16`, `matmul_a_b_bf16`, `fused_softmax`, `mul_r_gp`, `matmul_g_b_bf16`, `accum_sp_r_s` and a copy of the
+sums, in this order, as flash_attention.py has them and with the same bits, without what lies between. From one block to
+the next the maxima, sums and outputs stay as columns: [lanes y, …, queries of all lanes x]. Scores are [lanes y, keys,
+queries], keys in the order in which the matrix unit's blocks of weights want them, so that every reduction runs across
+long rows.
 
 Why the bits are the same:
 
 - A float32 is rounded to bf16 by Veltkamp's splitting, x*c - (x*c - x) with c = 2**16 + 1. For 24 and 8 bits it also
-  takes ties to even (tested for every mantissa). It fails on infinities, NaN and above 2**110, where it gives NaN: such
-  blocks go through the five kernels. It keeps more bits of what is below 2**-126, which no weight can show.
+  takes ties to even (tested for every mantissa). It gives NaN above 2**110, and a block with NaN goes through the seven
+  kernels. It keeps more bits of what is below 2**-126: that shows in no weight, and of outputs bounds are kept, so that
+  they are rounded in the slower way when they may be that small or that large.
 - The core's exp2 is a line between powers of two, so its bf16 result is the number x + 127 in steps of 2**-7, rounded to
   an integer, as the upper half of a float32 (tested for every bf16 difference).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from npu_tools.emulator.kernels.flash_attention import (
-    LOG2_E,
-    LOWEST,
-    Kernels,
-    by_depth,
-    taken_in,
-)
+from npu_tools.emulator.kernels.flash_attention import LOG2_E, LOWEST, Kernels, by_depth, taken_in
 from npu_tools.emulator.kernels.gemm import tile_dims
 from npu_tools.emulator.kernels.kernel import Array, ExternalKernel
 from npu_tools.emulator.kernels.lanes import flat, shaped
 from npu_tools.emulator.numerics import Numerics
 
-CALLS = ("zero_fill", "matmul_a_b_bf16", "fused_softmax", "mul_r_gp", "matmul_g_b_bf16")
-"""The families of the five calls."""
+CALLS = (
+    "zero_fill",
+    "matmul_a_b_bf16",
+    "fused_softmax",
+    "mul_r_gp",
+    "matmul_g_b_bf16",
+    "accum_sp_r_s",
+    "vector_copy_elems",
+)
+"""The families of the seven calls."""
 
 _SPLIT = np.float32(65537)
 _STEPS = 128
@@ -42,10 +45,14 @@ _STEPS = 128
 _COUNTS = np.float32(1.5 * 2**23 + 127 * _STEPS)
 _SMALLEST = np.float32(-126 * _STEPS)
 _NOTHING = np.float32(-127 * _STEPS)
+# No weight is left of a difference this large, and the splitting can take it.
+_FAR = np.float32(-(2.0**100))
 _EXPONENT = np.uint32(0x7F800000)
 _HIGH, _SIGN, _QUIET_NAN = np.uint32(0xFFFF0000), np.uint32(0x80000000), np.uint32(0x7FC00000)
 _ONE, _HALF_LESS, _SIXTEEN = np.uint32(1), np.uint32(0x7FFF), np.uint32(16)
 _MAGIC, _TOP = np.float32(1.5 * 2**17), np.float32(127 / 64)
+_LARGE = np.float32(2.0**100)
+_TINY = 2.0**-110
 _AT_ONCE = 32 * 1024
 """Scores worked on at once, so that they and what is made of them stay in the second-level cache."""
 
@@ -60,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
-    """The arrays of the five calls, [lanes x|1, lanes y, …]."""
+    """The arrays of one block's calls, [lanes x|1, lanes y, …]."""
 
     queries: Array
     keys: Array
@@ -70,26 +77,12 @@ class Operands:
     ratio: Array
     values: Array
     output: Array
-
-
-@dataclass(slots=True)
-class Workspace:
-    """Storage and query tiles that the steps of one plan share."""
-
-    arrays: dict[tuple[Any, ...], Array] = field(default_factory=dict[tuple[Any, ...], Array])
-    queries: dict[int, Array] = field(default_factory=dict[int, Array])
-
-    def array(self, name: str, shape: tuple[int, ...]) -> Array:
-        """An array of that shape with any contents; the same for the same name."""
-        found = self.arrays.get((name, shape))
-        if found is None:
-            found = self.arrays[name, shape] = np.empty(shape, np.float32)
-        return found
+    denominator: Array
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Lanes, rows, depth, keys and width of a step."""
+    """Lanes, rows, depth, keys and width of a block."""
 
     gx: int
     gy: int
@@ -98,161 +91,263 @@ class _Sizes:
     keys: int
     width: int
 
-
-def composed(
-    numerics: Numerics, kernels: list[ExternalKernel], operands: Operands, workspace: Workspace, *, fresh: bool
-) -> Callable[[], None] | None:
-    """The five calls as one; None where they are not what this module knows. `fresh`: queries may have changed."""
-    stages = [kernel.detail for kernel in kernels]
-    stage = stages[1]
-    if not isinstance(stage, Stage) or any(other != stage for other in stages[2:]):
-        return None
-    if stage.kernels.build.name != "npu2" or not stage.bfp16 or numerics.exact or numerics.report is not None:
-        return None
-    sizes = _sizes(operands)
-    if sizes is None:
-        return None
-    return _Step(numerics, stage.kernels, kernels, operands, workspace, sizes, fresh).run
+    @property
+    def columns(self) -> int:
+        return self.gx * self.rows
 
 
-def _sizes(operands: Operands) -> _Sizes | None:
-    arrays = (operands.scores, operands.top, operands.total, operands.ratio, operands.output)
-    gx, gy = operands.scores.shape[:2]
-    if any(array.shape[:2] != (gx, gy) or not array.flags.c_contiguous for array in arrays):
-        return None
-    shared = (operands.keys.shape[:2], operands.values.shape[:2])
-    if shared != ((1, gy), (1, gy)) or operands.queries.shape[:2] != (gx, gy):
-        return None
-    counts = {
-        name: flat(getattr(operands, name)).shape[-1] for name in ("queries", "keys", "scores", "values", "output")
-    }
-    rows, depth, keys = tile_dims("matmul_a_b_bf16", counts["queries"], counts["keys"], counts["scores"])
-    again, deep, width = tile_dims("matmul_g_b_bf16", counts["scores"], counts["values"], counts["output"])
-    if (again, deep) != (rows, keys) or any(size % 8 for size in (rows, depth, keys, width)):
-        return None
-    if any(flat(array).shape[-1] != rows for array in (operands.top, operands.total, operands.ratio)):
-        return None
-    return _Sizes(gx, gy, rows, depth, keys, width)
+@dataclass(slots=True)
+class _Bounds:
+    """What nonzero outputs lie between in magnitude."""
+
+    low: float = np.inf
+    high: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    numerics: Numerics
-    kernels: Kernels
-    calls: list[ExternalKernel]
-    operands: Operands
-    workspace: Workspace
-    sizes: _Sizes
-    fresh: bool
+@dataclass(frozen=True, slots=True)
+class _TakenIn:
+    """An operand as the unit multiplies it, and what its blocks' scales lie between."""
 
-    def run(self) -> None:
-        """All lanes: first what is read, by some rows of the herd at a time, then what is written."""
-        o, s, numerics, work = self.operands, self.sizes, self.numerics, self.workspace
-        queries, keys, values = self._queries(), self._keys(), self._values()
-        columns = s.gx * s.rows
-        old = _as_columns(o.top)
-        top, sums = np.empty_like(old), np.empty((s.gy, 8, columns), np.float32)
-        product = work.array("product", (s.gy, columns, s.width))
-        at_once = max(1, _AT_ONCE // (columns * s.keys))
-        for start in range(0, s.gy, at_once):
-            lanes = slice(start, min(s.gy, start + at_once))
-            weights = self._weights(queries[lanes], keys[lanes], old[lanes], top[lanes])
-            if weights is None:
-                self._by_kernels()
-                return
-            blocks = weights.reshape(-1, 8, s.keys // 8, columns)
-            np.add.reduce(blocks, axis=2, out=sums[lanes])
-            _quantise(blocks)
-            np.matmul(weights.swapaxes(1, 2), values[lanes], out=product[lanes])
-        ratio = self.kernels.exp(numerics, self.kernels.difference(numerics, old, top))
-        _from_columns(o.ratio, ratio)
-        _from_columns(o.top, top)
-        _from_columns(o.total, self.kernels.narrow(numerics, _halves(sums)))
-        self._accumulate(ratio, product)
+    values: Array
+    low: float
+    high: float
 
-    def _queries(self) -> Array:
-        """Queries as the unit takes them in: [lanes y, depth, queries of all lanes x]."""
-        operands, sizes = self.operands, self.sizes
-        key = operands.queries.ctypes.data
-        found = self.workspace.queries.get(key)
-        if found is None or self.fresh:
-            taken = taken_in(self.numerics, True, by_depth(operands.queries, sizes.depth, sizes.rows))
-            found = np.ascontiguousarray(taken.transpose(1, 2, 3, 0, 4)).reshape(sizes.gy, sizes.depth, -1)
-            self.workspace.queries[key] = found
-        return found
 
-    def _keys(self) -> Array:
-        """Keys as the unit takes them in: [lanes y, depth, keys]."""
-        s = self.sizes
-        blocks = shaped(self.operands.keys, s.depth // 8, s.keys // 8, 8, 8)[0].transpose(0, 4, 1, 3, 2)
-        whole = np.ascontiguousarray(blocks).reshape(1, s.gy, 8, s.depth // 8, s.keys)
-        return taken_in(self.numerics, True, whole).reshape(s.gy, s.depth, s.keys)
+class Loop:
+    """Blocks of keys one after the other, for the same queries, maxima, sums and outputs; `arrays` are to work in."""
 
-    def _values(self) -> Array:
-        """Values as the unit takes them in: [lanes y, keys, width]."""
-        s = self.sizes
-        whole = by_depth(self.operands.values, s.keys, s.width, (0, 1, 4, 3, 2, 5))
-        return taken_in(self.numerics, True, whole).reshape(s.gy, s.keys, s.width)
+    __slots__ = ("_arrays", "_bounds", "_calls", "_first", "_kernels", "_numerics", "_sizes", "_state")
 
-    def _by_kernels(self) -> None:
-        o = self.operands
+    def __init__(
+        self,
+        numerics: Numerics,
+        kernels: Kernels,
+        calls: list[ExternalKernel],
+        first: Operands,
+        arrays: dict[tuple[str, tuple[int, ...]], Array],
+    ) -> None:
+        sizes = _sizes(first)
+        assert sizes is not None, "fits() has said so"
+        self._numerics, self._kernels, self._calls, self._first, self._sizes = numerics, kernels, calls, first, sizes
+        self._arrays = arrays
+        self._state = _State(sizes)
+        self._bounds = _Bounds()
+
+    def begin(self) -> None:
+        """Take in what the loop starts from."""
+        self._state.load(self._first, slice(None))
+        self._state.queries = self._queries()
+        self._bounds = _measured(self._state.output)
+
+    def end(self) -> None:
+        """Write what the loop has come to."""
+        self._state.store(self._first, slice(None))
+
+    def block(self, operands: Operands, *, keep: bool) -> None:
+        """One block of keys; `keep` where its sums and factors are looked at afterwards."""
+        sizes, state = self._sizes, self._state
+        keys, values = self._keys(operands), self._values(operands)
+        at_once = max(1, _AT_ONCE // (sizes.columns * sizes.keys))
+        bounds = _Bounds()
+        for start in range(0, sizes.gy, at_once):
+            lanes = slice(start, min(sizes.gy, start + at_once))
+            if not self._part(operands, lanes, keys.values[lanes], values, bounds, keep=keep):
+                self._by_kernels(operands, lanes)
+                found = _measured(state.output[lanes])
+                bounds.low, bounds.high = min(bounds.low, found.low), max(bounds.high, found.high)
+        self._bounds = bounds
+
+    def _part(
+        self, operands: Operands, lanes: slice, keys: Array, values: _TakenIn, bounds: _Bounds, *, keep: bool
+    ) -> bool:
+        """Some rows of the herd; False, with nothing changed, where there are values this cannot take."""
+        s, state = self._sizes, self._state
+        shape = (len(keys), s.keys, s.columns)
+        scores, spare = self._array("scores", shape), self._array("spare", shape)
+        old = state.top[lanes]
+        np.matmul(keys.swapaxes(1, 2), state.queries[lanes], out=scores)
+        to_bf16(scores, spare)
+        top = np.maximum.reduce(scores, axis=1)
+        np.maximum(top, LOWEST, out=top)
+        np.maximum(top, old, out=top)
+        np.subtract(scores, top[:, None], out=scores)
+        to_bf16(scores, spare)
+        low = weights_of(scores, self._numerics, self._kernels)
+        ratio = np.maximum(old - top, _FAR)
+        to_bf16(ratio, np.empty_like(ratio))
+        if low is None or weights_of(ratio, self._numerics, self._kernels) is None:
+            return False
+        blocks = scores.reshape(len(keys), 8, s.keys // 8, s.columns)
+        sums = self._kernels.narrow(self._numerics, _halves(np.add.reduce(blocks, axis=2)))
+        _quantise(blocks)
+        product = self._array("product", (len(keys), s.width, s.columns))
+        np.matmul(values.values[lanes].swapaxes(1, 2), scores, out=product)
+        state.top[lanes] = top
+        total = self._kernels.narrow(self._numerics, state.denominator[lanes] * ratio + sums)
+        state.denominator[lanes] = total
+        if keep:
+            _from_columns(operands.ratio[:, lanes], ratio)
+            _from_columns(operands.total[:, lanes], total)
+        # The least a nonzero product can be: a step of the smallest weight times one of the smallest value.
+        least = 2.0 ** (max(low / _STEPS, -126.0) - 7) * values.low / 64
+        self._accumulate(state.output[lanes], ratio, product, bounds, _Bounds(least, 2.1 * s.keys * values.high))
+        return True
+
+    def _accumulate(self, output: Array, ratio: Array, product: Array, bounds: _Bounds, added: _Bounds) -> None:
+        """output = bf16(bf16(output * ratio) + product), as columns."""
+        nonzero = float(np.min(ratio, where=ratio > 0, initial=1.0))
+        low, high = self._bounds.low * nonzero, self._bounds.high * 1.02 + added.high
+        np.multiply(output, ratio[:, None], out=output)
+        spare = self._array("spare output", output.shape)
+        if low > _TINY and added.low > _TINY and high < _LARGE:
+            to_bf16(output, spare)
+            np.add(output, product, out=output)
+            to_bf16(output, spare)
+            # A sum is a multiple of the smallest step of what is added; a bf16 has steps of 2**-8 of itself.
+            bounds.low, bounds.high = min(bounds.low, low / 512, added.low), max(bounds.high, high)
+            return
+        words, scratch = output.view(np.uint32), spare.view(np.uint32)
+        _nearest_even(words, scratch)
+        np.add(output, product, out=output)
+        _nearest_even(words, scratch)
+        nan = np.isnan(output)
+        words[nan] = (words[nan] & _SIGN) | _QUIET_NAN
+        found = _measured(output)
+        bounds.low, bounds.high = min(bounds.low, found.low), max(bounds.high, found.high)
+
+    def _by_kernels(self, o: Operands, lanes: slice) -> None:
+        """The calls themselves."""
+        self._state.store(self._first, lanes)
         arguments = (
             (o.scores,),
             (o.queries, o.keys, o.scores),
             (o.scores, o.top, o.total, o.ratio),
             (o.ratio, o.output),
             (o.scores, o.values, o.output),
+            (o.denominator, o.ratio, o.total),
         )
-        for call, given in zip(self.calls, arguments, strict=True):
-            call.run(self.numerics, *given)
+        for call, given in zip(self._calls, arguments, strict=False):
+            call.run(self._numerics, *(array[:, lanes] for array in given))
+        o.denominator[:, lanes] = o.total[:, lanes]
+        self._state.load(self._first, lanes)
 
-    def _weights(self, queries: Array, keys: Array, old: Array, top: Array) -> Array | None:
-        """Weights [lanes y, keys, columns], and the new maxima in `top`; None where there are values this cannot take."""
-        shape = (len(keys), keys.shape[2], queries.shape[2])
-        scores, spare = self.workspace.array("scores", shape), self.workspace.array("spare", shape)
-        np.matmul(keys.swapaxes(1, 2), queries, out=scores)
-        to_bf16(scores, spare)
-        np.maximum.reduce(scores, axis=1, out=top)
-        np.maximum(top, LOWEST, out=top)
-        np.maximum(top, old, out=top)
-        np.subtract(scores, top[:, None], out=scores)
-        to_bf16(scores, spare)
-        return scores if weights_of(scores, self.numerics, self.kernels) else None
+    def _queries(self) -> Array:
+        """Queries as the unit takes them in: [lanes y, depth, queries of all lanes x]."""
+        s = self._sizes
+        blocks = shaped(self._first.queries, s.depth // 8, s.rows // 8, 8, 8).transpose(1, 5, 2, 0, 3, 4)
+        return self._taken_in(blocks, s.depth, s.columns).values
 
-    def _accumulate(self, ratio: Array, product: Array) -> None:
-        """output = bf16(bf16(output * ratio) + product), in the tile's blocks [width/8, rows, 8]."""
-        s, output = self.sizes, self.operands.output
-        shape = (s.gx, s.gy, s.width // 8, s.rows, 8)
-        spread = self.workspace.array("spread", shape)
-        row = np.dtype((np.void, 8 * spread.itemsize))
-        moved = product.reshape(s.gy, s.gx, s.rows, s.width).view(row)
-        spread.view(row)[..., 0] = moved.transpose(1, 0, 3, 2)
-        factors = np.repeat(ratio.reshape(s.gy, s.gx, s.rows).swapaxes(0, 1), 8, axis=-1)
-        for x in range(s.gx):
-            total, part = output[x].reshape(s.gy, s.width // 8, s.rows * 8), spread[x].reshape(s.gy, s.width // 8, -1)
-            scratch = self.workspace.array("scratch", total.shape).view(np.uint32)
-            np.multiply(total, factors[x, :, None], out=total)
-            _nearest_even(total.view(np.uint32), scratch)
-            np.add(total, part, out=total)
-            _nearest_even(total.view(np.uint32), scratch)
-            if np.isnan(total.max()):
-                words, nan = total.view(np.uint32), np.isnan(total)
-                words[nan] = (words[nan] & _SIGN) | _QUIET_NAN
+    def _keys(self, operands: Operands) -> _TakenIn:
+        """Keys as the unit takes them in: [lanes y, depth, keys]."""
+        s = self._sizes
+        blocks = shaped(operands.keys, s.depth // 8, s.keys // 8, 8, 8)[0].transpose(0, 4, 1, 3, 2)
+        return self._taken_in(blocks, s.depth, s.keys)
+
+    def _values(self, operands: Operands) -> _TakenIn:
+        """Values as the unit takes them in: [lanes y, keys, width]."""
+        s = self._sizes
+        whole = by_depth(operands.values, s.keys, s.width, (0, 1, 4, 3, 2, 5))[0]
+        return self._taken_in(whole, s.keys, s.width)
+
+    def _taken_in(self, blocks: Array, depth: int, across: int) -> _TakenIn:
+        """Blocks [lanes y, 8, …] along the second axis, quantised: [lanes y, depth, across]."""
+        gy = blocks.shape[0]
+        whole = np.array(blocks, np.float32, order="C").reshape(gy, 8, -1)
+        largest = np.maximum.reduce(np.abs(whole), axis=1)
+        scale = (largest.view(np.uint32) & _EXPONENT).view(np.float32)[:, None]
+        high = float(scale.max())
+        if not high <= _LARGE:
+            four = whole.reshape(1, gy, 8, depth // 8, across)
+            return _TakenIn(taken_in(self._numerics, True, four).reshape(gy, depth, across), 0.0, np.inf)
+        low = float(np.min(scale, where=scale > 0, initial=1.0))
+        _on_steps(whole, scale)
+        return _TakenIn(whole.reshape(gy, depth, across), low, high)
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> Array:
+        """An array of that shape with any contents; the same for the same name."""
+        found = self._arrays.get((name, shape))
+        if found is None:
+            found = self._arrays[name, shape] = np.empty(shape, np.float32)
+        return found
 
 
-def weights_of(differences: Array, numerics: Numerics, kernels: Kernels) -> bool:
-    """bf16 differences, none positive, made weights in place; False where one is NaN."""
+class _State:
+    """What goes from block to block, as columns."""
+
+    __slots__ = ("denominator", "output", "queries", "sizes", "top")
+
+    def __init__(self, sizes: _Sizes) -> None:
+        self.sizes = sizes
+        self.top, self.denominator = np.empty((2, sizes.gy, sizes.columns), np.float32)
+        self.output = np.empty((sizes.gy, sizes.width, sizes.columns), np.float32)
+        self.queries = self.output
+
+    def load(self, operands: Operands, lanes: slice) -> None:
+        """From the tiles of some rows of the herd."""
+        s = self.sizes
+        self.top[lanes] = _as_columns(operands.top[:, lanes])
+        self.denominator[lanes] = _as_columns(operands.denominator[:, lanes])
+        blocks = shaped(operands.output[:, lanes], s.width // 8, s.rows, 8).transpose(1, 2, 4, 0, 3)
+        self.output[lanes].reshape(blocks.shape)[...] = blocks
+
+    def store(self, operands: Operands, lanes: slice) -> None:
+        """To the tiles of some rows of the herd."""
+        s = self.sizes
+        _from_columns(operands.top[:, lanes], self.top[lanes])
+        _from_columns(operands.denominator[:, lanes], self.denominator[lanes])
+        whole = operands.output[:, lanes]
+        columns = self.output[lanes].reshape(-1, s.width // 8, 8, s.gx, s.rows)
+        whole[...] = columns.transpose(3, 0, 1, 4, 2).reshape(whole.shape)
+
+
+def fits(numerics: Numerics, calls: list[ExternalKernel], operands: Operands) -> Kernels | None:
+    """What the calls have in common where a `Loop` can do them; None where they are not what it knows."""
+    stages = [call.detail for call in calls[1:]]
+    stage = stages[0]
+    if not isinstance(stage, Stage) or any(other != stage for other in stages[1:]):
+        return None
+    if stage.kernels.build.name != "npu2" or not stage.bfp16 or numerics.exact or numerics.report is not None:
+        return None
+    return stage.kernels if _sizes(operands) is not None else None
+
+
+def _sizes(operands: Operands) -> _Sizes | None:
+    lines = (operands.top, operands.total, operands.ratio, operands.denominator)
+    gx, gy = operands.scores.shape[:2]
+    if any(
+        array.shape[:2] != (gx, gy) or not array.flags.c_contiguous
+        for array in (operands.scores, operands.output, *lines)
+    ):
+        return None
+    shared = (operands.keys.shape[:2], operands.values.shape[:2])
+    if shared != ((1, gy), (1, gy)) or operands.queries.shape[:2] != (gx, gy):
+        return None
+    q, k, g, v, o = (
+        flat(array).shape[-1]
+        for array in (operands.queries, operands.keys, operands.scores, operands.values, operands.output)
+    )
+    rows, depth, keys = tile_dims("matmul_a_b_bf16", q, k, g)
+    again, deep, width = tile_dims("matmul_g_b_bf16", g, v, o)
+    if (again, deep) != (rows, keys) or any(size % 8 for size in (rows, depth, keys, width)):
+        return None
+    if any(flat(line).shape[-1] != rows for line in lines):
+        return None
+    return _Sizes(gx, gy, rows, depth, keys, width)
+
+
+def weights_of(differences: Array, numerics: Numerics, kernels: Kernels) -> float | None:
+    """bf16 differences, none positive, made weights in place; the least exponent in steps, None where one is NaN."""
     factor = np.float32(numerics.round_to(np.float32(LOG2_E * kernels.scale), "bf16"))
     np.multiply(differences, factor * np.float32(_STEPS), out=differences)
     low = differences.min()
     if not low >= _SMALLEST:
         if np.isnan(low):
-            return False
+            return None
         np.copyto(differences, _NOTHING, where=differences < _SMALLEST)
     np.add(differences, _COUNTS, out=differences)
     words = differences.view(np.uint32)
     np.left_shift(words, _SIXTEEN, out=words)
-    return True
+    return float(low)
 
 
 def to_bf16(values: Array, spare: Array) -> None:
@@ -274,11 +369,23 @@ def _nearest_even(words: Array, scratch: Array) -> None:
 def _quantise(blocks: Array) -> None:
     """Weights [lanes, 8, blocks, columns], none negative, as the unit takes them in; in place."""
     largest = np.maximum.reduce(blocks, axis=1)
-    scale = (largest.view(np.uint32) & _EXPONENT).view(np.float32)[:, None]
+    _on_steps(blocks, (largest.view(np.uint32) & _EXPONENT).view(np.float32)[:, None])
+
+
+def _on_steps(blocks: Array, scale: Array) -> None:
+    """Values put on the steps of their blocks' scales, in place."""
     magic = scale * _MAGIC
     np.add(blocks, magic, out=blocks)
     np.subtract(blocks, magic, out=blocks)
     np.minimum(blocks, scale * _TOP, out=blocks)
+
+
+def _measured(values: Array) -> _Bounds:
+    """What the nonzero values lie between; NaN and infinity are large."""
+    magnitude = np.abs(values)
+    high = float(magnitude.max())
+    low = float(np.min(magnitude, where=magnitude > 0, initial=np.inf))
+    return _Bounds(low, high if high < np.inf else np.inf)
 
 
 def _halves(parts: Array) -> Array:
@@ -291,7 +398,7 @@ def _halves(parts: Array) -> Array:
 
 def _as_columns(vector: Array) -> Array:
     """A row vector [gx, lanes, rows…] as [lanes, gx * rows]."""
-    return np.ascontiguousarray(flat(vector).swapaxes(0, 1)).reshape(vector.shape[1], -1)
+    return flat(vector).swapaxes(0, 1).reshape(vector.shape[1], -1)
 
 
 def _from_columns(vector: Array, values: Array) -> None:

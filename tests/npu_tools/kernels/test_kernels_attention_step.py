@@ -1,26 +1,36 @@
-"""Five attention calls as one: the same bits as one after the other, on ordinary values and on hard ones."""
+"""Attention's calls on blocks of keys made one: the same bits as one after the other, on ordinary and on hard values."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from npu_tools.emulator.kernels import Surroundings, attention_step
-from npu_tools.emulator.kernels.attention_step import CALLS, Operands, Workspace, composed, to_bf16, weights_of
+from npu_tools.emulator.kernels.attention_step import Loop, Operands, fits, to_bf16, weights_of
 from npu_tools.emulator.kernels.flash_attention import BUILDS, LOWEST, Kernels
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.rounding import round_bf16
 
 GX, GY = 2, 3
-SYMBOLS = ("zero_fill_g_bf16", *CALLS[1:])
+SYMBOLS = (
+    "zero_fill_g_bf16",
+    "matmul_a_b_bf16",
+    "fused_softmax",
+    "mul_r_gp",
+    "matmul_g_b_bf16",
+    "accum_sp_r_s",
+    "vector_copy_32elems",
+)
 TYPES = (
     ("4096xbf16",),
     ("64x64xbf16", "64x64xbf16", "4096xbf16"),
     ("4096xbf16", "64x1xbf16", "64x1xbf16", "64x1xbf16"),
     ("64x1xbf16", "64x64xbf16"),
     ("4096xbf16", "64x64xbf16", "64x64xbf16"),
+    ("64x1xbf16", "64x1xbf16", "64x1xbf16"),
+    ("i32", "64x1xbf16", "64x1xbf16"),
 )
 
 
@@ -46,7 +56,14 @@ def operands(scale: float, seed: int = 0) -> Operands:
         ratio=normal(*line),
         values=normal(1, GY, 64, 64),
         output=normal(GX, GY, 64, 64),
+        denominator=normal(*line),
     )
+
+
+def another_block(given: Operands, seed: int) -> Operands:
+    """The same queries and state with other keys and values."""
+    other = operands(float(np.abs(given.keys).max()) / 4, seed)
+    return replace(given, keys=other.keys, values=other.values)
 
 
 def copied(given: Operands) -> Operands:
@@ -60,24 +77,30 @@ def one_by_one(numerics: Numerics, calls: list, o: Operands) -> None:
         (o.scores, o.top, o.total, o.ratio),
         (o.ratio, o.output),
         (o.scores, o.values, o.output),
+        (o.denominator, o.ratio, o.total),
+        (0, o.total, o.denominator),
     )
     for call, given in zip(calls, arguments, strict=True):
         call.run(numerics, *given)
 
 
-def both(bench, given: Operands) -> tuple[Operands, Operands]:
+def both(bench, given: Operands, blocks: int = 1) -> tuple[Operands, Operands]:
     numerics, calls = Numerics(), kernels(bench)
     once, apart = copied(given), copied(given)
+    common = fits(numerics, calls, once)
+    assert common is not None
+    loop = Loop(numerics, common, calls, once, {})
     with np.errstate(all="ignore"):
-        run = composed(numerics, calls, once, Workspace(), fresh=True)
-        assert run is not None
-        run()
-        one_by_one(numerics, calls, apart)
+        loop.begin()
+        for block in range(blocks):
+            loop.block(another_block(once, block) if block else once, keep=True)
+            one_by_one(numerics, calls, another_block(apart, block) if block else apart)
+        loop.end()
     return once, apart
 
 
 def differing(once: Operands, apart: Operands) -> list[str]:
-    names = ("top", "total", "ratio", "output")
+    names = ("top", "total", "ratio", "output", "denominator")
     return [
         name
         for name in names
@@ -88,6 +111,15 @@ def differing(once: Operands, apart: Operands) -> list[str]:
 @pytest.mark.parametrize(("scale", "seed"), [(0.05, 0), (1.0, 1), (1.0, 2), (6.0, 3), (40.0, 4), (0.0, 5)])
 def test_the_calls_as_one_give_the_bits_of_one_after_the_other(bench, scale: float, seed: int) -> None:
     assert not differing(*both(bench, operands(scale, seed)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0, 2.0**-60])
+def test_many_blocks_give_the_bits_of_one_after_the_other(bench, scale: float) -> None:
+    """Long enough for the bounds on the outputs to become too weak, and for outputs below the normal numbers."""
+    given = operands(1.0, 13)
+    given.values[...] *= np.float32(scale)
+    given.output[...] *= np.float32(2.0**-100 if scale < 1 else 1)
+    assert not differing(*both(bench, given, blocks=16))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
@@ -105,14 +137,13 @@ def test_weights_far_below_their_row_s_maximum_are_nothing(bench) -> None:
 
 
 def test_other_builds_and_plain_numerics_are_left_alone(bench) -> None:
-    assert composed(Numerics("f32"), kernels(bench), operands(1.0), Workspace(), fresh=True) is None
-    assert composed(Numerics(), kernels(bench, "attn_npu1.o"), operands(1.0), Workspace(), fresh=True) is None
+    assert fits(Numerics("f32"), kernels(bench), operands(1.0)) is None
+    assert fits(Numerics(), kernels(bench, "attn_npu1.o"), operands(1.0)) is None
 
 
 def test_keys_that_differ_between_columns_are_left_alone(bench) -> None:
     given = operands(1.0)
-    wide = Operands(**{field.name: getattr(given, field.name) for field in fields(Operands)} | {"keys": given.queries})
-    assert composed(Numerics(), kernels(bench), wide, Workspace(), fresh=True) is None
+    assert fits(Numerics(), kernels(bench), replace(given, keys=given.queries)) is None
 
 
 @pytest.mark.parametrize("exponent", [1, 100, 127, 128, 200])
@@ -132,10 +163,10 @@ def test_every_difference_gives_the_weight_of_the_exponential(depth: int) -> Non
     expected = build.exp(numerics, values.copy())
     weights = values.copy()
     with np.errstate(over="ignore"):
-        assert weights_of(weights, numerics, build)
+        assert weights_of(weights, numerics, build) is not None
     assert np.array_equal(weights.view(np.uint32), expected.view(np.uint32))
 
 
 def test_a_block_is_split_where_it_is_too_large_for_the_cache(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_step, "_AT_ONCE", 1)
-    assert not differing(*both(bench, operands(1.0, 11)))
+    assert not differing(*both(bench, operands(1.0, 11), blocks=2))
