@@ -36,7 +36,7 @@ def _broken_chain(copy: Planted) -> None:
 def _loose_tolerance(copy: Planted) -> None:
     def change(lines: list[Line]) -> None:
         for line in attempts(lines, "kernel"):
-            line["body"]["tolerance"]["atol"] = 0.5
+            part(line, "tolerance")["atol"] = 0.5
 
     copy.rewrite(change)
 
