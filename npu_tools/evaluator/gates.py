@@ -26,8 +26,7 @@ def audit_gates(claims: Claims) -> Iterator[Reason]:
             yield from _criteria(claims, entry)
             yield from _extent(claims, entry)
             yield from _measured(entry)
-        if phase.number == 1:
-            for entry in vouching:
+            if entry.body.get("gate") == "kernel":
                 yield from _tolerance(claims, entry)
         if phase.number in (3, 4, 5):
             yield from _breadth(claims, vouching)
@@ -47,7 +46,7 @@ def _shown(claims: Claims, number: int, vouching: list[Entry]) -> Iterator[Reaso
 
 def _criteria(claims: Claims, entry: Entry) -> Iterator[Reason]:
     """Each criterion judged again from its value, by the standards' bound."""
-    number = entry.phase or 0
+    number = _judged_as(entry)
     convention = str(entry.body.get("convention") or claims.convention)
     if _family(convention) != _family(claims.convention):
         text = f"judged by the {convention} convention; the deployment was opened with {claims.convention}"
@@ -74,6 +73,11 @@ def _criteria(claims: Claims, entry: Entry) -> Iterator[Reason]:
             yield Reason("criteria_inconsistent", text, line(entry))
 
 
+def _judged_as(entry: Entry) -> int:
+    """The phase whose criteria an attempt is judged by: a kernel's are phase 1's, whichever phase brings it in."""
+    return 1 if entry.body.get("gate") == "kernel" else entry.phase or 0
+
+
 def _shipped(number: int, name: str) -> Mapping[str, Any] | None:
     """A criterion of the shipped phases that the standards do not know yet."""
     found = next((one for one in next(p for p in phases() if p.number == number).criteria if one.name == name), None)
@@ -86,7 +90,7 @@ def _shipped(number: int, name: str) -> Mapping[str, Any] | None:
 
 def _consistent(claims: Claims, entry: Entry) -> Iterator[Reason]:
     """Passed although one of its own deciding criteria was not met."""
-    known = standards.criteria(entry.phase or 0)
+    known = standards.criteria(_judged_as(entry))
     for one in rows(entry.body.get("criteria")):
         row = known.get(str(one.get("name")))
         decides = row is not None and row["decides"] and _decides(row["convention"], claims.convention)
