@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from mcp_server import cli_kernels
+from mcp_server import cli_device, cli_kernels
+from mcp_server.cli_upkeep import bench_app
 from mcp_server.npu_replies import findings_in
 from mcp_server.output import columns, console, emit, fail
 
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
     for command in (device, check, compile, run, gate, job, predict):
         app.command()(command)
     cli_kernels.register(kernel_app)
+    cli_device.register(kernel_app, bench_app)
     app.add_typer(kernel_app, name="kernel")
 
 

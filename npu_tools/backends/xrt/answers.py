@@ -1,6 +1,7 @@
 """compile and run on the device, as the commands and jobs answer them: the emulator's fields, with the device's content.
 
-A compile's `plan` says format, entry and linked objects; a run's `counters` is empty, its time measured. `ran_on` is "npu".
+A compile's `plan` says format, entry and linked objects; a run's `counters` what writing, running and reading took, its
+time measured. `ran_on` is "npu".
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def run_answer(request: RunRequest, teller: Teller) -> dict[str, Any]:
         if run.outputs:
             outputs = request.outputs or str(teller.folder / "out.npz")
             write_arrays(Path(outputs), {f"arg{position}": array for position, array in run.outputs.items()})
-        answer = _ran(run.ok, started, (*remarks, *kernel.findings, *run.findings), outputs, run.measured_us)
+        answer = _ran(
+            run.ok, started, (*remarks, *kernel.findings, *run.findings), outputs, run.measured_us, run.counters
+        )
     return answer | ({"inputs": note} if note else {})
 
 
@@ -140,14 +143,21 @@ def _inputs(request: RunRequest) -> tuple[dict[int, Any], str]:
     return {int(name.removeprefix("arg")): array for name, array in named.items()}, note
 
 
-def _ran(ok: bool, started: float, findings: Any, outputs: str | None, measured_us: float | None) -> dict[str, Any]:
+def _ran(
+    ok: bool,
+    started: float,
+    findings: Any,
+    outputs: str | None,
+    measured_us: float | None,
+    counters: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     return {
         "ok": ok,
         "ran_on": "npu",
         "modelled_us": None,
         "measured_us": measured_us,
         "wall_s": round(time.monotonic() - started, 3),
-        "counters": {},
+        "counters": dict(counters or {}),
         "diagnostics": [one.as_dict() for one in findings],
         "outputs": outputs,
     }

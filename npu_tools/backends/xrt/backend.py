@@ -316,9 +316,10 @@ class XrtBound:
         clean = self.clean and not any(has_nan(array) for array in given.values())
         findings = output_findings(kernel, outputs, poison, given, clean)
         ok = not any(one.severity == "error" for one in findings)
-        return KernelRun(
-            ok, outputs, tuple(findings), "npu", None, round(float(answer.said["us"]), 3), time.monotonic() - started
-        )
+        parts = {name: round(float(answer.said[name]), 1) for name in ("write_us", "read_us")}
+        measured = round(float(answer.said["us"]), 3)
+        wall = time.monotonic() - started
+        return KernelRun(ok, outputs, tuple(findings), "npu", None, measured, wall, {"run_us": measured, **parts})
 
     def given(self, inputs: Mapping[int, Array]) -> dict[int, Array]:
         """Inputs as the kernel takes them; none that is bound already."""

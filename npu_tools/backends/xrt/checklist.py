@@ -217,7 +217,7 @@ def _xrt(machine: Machine, toolchain: Toolchain, interior: Interior, missing: St
             "xrt-smi examine by hand; one that hangs means a wedged NPU",
             "airtc-exec-cmd-err5-wedged",
         )
-    elif not [npu for npu in machine.npus if npu.name or npu.architecture] and machine.npus:
+    elif machine.npus and machine.listed == 0:
         yield Line(
             "XRT",
             "fail",

@@ -76,6 +76,8 @@ class Machine:
     xrt: str = ""
     smi: str = ""
     smi_problem: str = ""
+    listed: int | None = None
+    """NPUs xrt-smi lists; None where it could not be asked."""
     platform_profile: str = ""
     tdr_ms: int | None = None
     memlock_bytes: int | None = None
@@ -137,6 +139,7 @@ def probe(toolchain: Toolchain, *, load_pyxrt: bool = True, ask_contexts: bool =
         xrt=report.xrt if report is not None else "",
         smi=str(tool) if tool is not None else "",
         smi_problem=problem,
+        listed=len(report.devices) if report is not None else None,
         platform_profile=_line(toolchain.at("sys", "firmware", "acpi", "platform_profile")),
         tdr_ms=_whole(_line(toolchain.at("sys", "module", "amdxdna", "parameters", "tdr_timeout_ms"))),
         memlock_bytes=memlock,

@@ -68,6 +68,7 @@ class Session:
         self.folder = Path(self.scratch.name)
         self.dead: Finding | None = None
         self.stuck = False
+        self.said_pid: int | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
         script = files("npu_tools.backends.xrt") / "children" / "runner.py"
         self._err = (self.folder / "stderr").open("wb")
@@ -88,6 +89,7 @@ class Session:
             return
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
         hello = self._ask("load", patience.start_s, do="hello", locks=lock_paths(toolchain), lock_s=patience.lock_s)
+        self.said_pid = hello.said.get("pid")
         if hello.finding is not None:
             self.end()
             self.dead = hello.finding

@@ -225,14 +225,18 @@ class Server:
         """One run: outputs filled first, inputs written, started, awaited, read."""
         one = self.bound[bound]
         with self.npu():
+            began = time.perf_counter()
             for position, byte in poison.items():
                 one.fill(int(position), byte)
             for position, path in inputs.items():
                 one.write(int(position), path)
+            written = time.perf_counter()
             took = one.dispatch(timeout_ms)
+            ran = time.perf_counter()
             for position, path in outputs.items():
                 one.read(int(position), path)
-        return {"us": took}
+            read = time.perf_counter()
+        return {"us": took, "write_us": (written - began) * 1e6, "read_us": (read - ran) * 1e6}
 
     def do_time(
         self, bounds: list[str], inputs: dict[str, dict[str, str]], warm_up: int, iterations: int, timeout_ms: int
