@@ -100,7 +100,7 @@ class DeploymentReply(BaseModel):
 _Workspace = Annotated[str, Field(description="folder of this deployment, in the workspace", max_length=1000)]
 
 
-def add_deployment(server: MCPServer[Any], places: Places, config: Config) -> None:
+def add_deployment(server: MCPServer[Any], places: Places, own: Config) -> None:
     """Add the tool to `server`."""
 
     @server.tool(title="Deploy a model", annotations=_WORK)
@@ -111,7 +111,7 @@ def add_deployment(server: MCPServer[Any], places: Places, config: Config) -> No
         model: Annotated[
             str | None, Field(description="start: config.json, folder, .gguf, or a published name", max_length=4096)
         ] = None,
-        model_config: Annotated[
+        config: Annotated[
             dict[str, Any] | None, Field(description="start: the config.json itself, instead of model")
         ] = None,
         weights: Annotated[
@@ -161,16 +161,16 @@ def add_deployment(server: MCPServer[Any], places: Places, config: Config) -> No
         each with a gate. start, then run; a failed gate says why, what counts as fixed, and the lessons and skills for it.
         set and recipe change the deployment, note records what you learnt, status shows it. Everything is in the ledger."""
         folder = await _aside(lambda: places.output(workspace))
-        machine = await _aside(lambda: _machine(config, folder))
+        machine = await _aside(lambda: _machine(own, folder))
         if action in ("run", "evaluate"):
             first, last = (7, 7) if action == "evaluate" else (phase, phase if phase is not None else until)
-            return await _run(ctx, places, config, machine, folder, first, last, wait_s)
+            return await _run(ctx, places, own, machine, folder, first, last, wait_s)
         said: str | None = None
         match action:
             case "start":
                 await _aside(
                     lambda: _start(
-                        machine, places, model, model_config, weights, seq_len=seq_len, layers=layers, prompts=prompts,
+                        machine, places, model, config, weights, seq_len=seq_len, layers=layers, prompts=prompts,
                         steps=steps, convention=convention, checkpoints=tuple(checkpoints or ()), backend=backend,
                     )
                 )  # fmt: skip
@@ -217,7 +217,7 @@ def _start(
 
     if (model is None) == (given is None):
         raise UnusableInput(
-            "start takes exactly one of: model (a path or a published name), model_config (the config itself)"
+            "start takes exactly one of: model (a path or a published name), config (the config.json itself)"
         )
     meant: str | dict[str, Any] = model if model is not None else (given or {})
     machine.open(model_of(meant, weights, places.path), OpenOptions(**options))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SEEDED = "random:1"
 """Weights of a published config nobody gave weights for."""
-SURE = 0.3
+SURE = 0.2
 """Least confidence of a lesson beside a failed gate. A gate's words are ours, so the match is by meaning; each lesson is
 shown with its confidence, and the agent is told to read it before it acts."""
 LESSONS = 3

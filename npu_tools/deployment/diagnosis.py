@@ -26,6 +26,7 @@ class Diagnosis:
     code: str
     message: str
     text: str = ""
+    """Empty where no memory of failures can help."""
     looks_like: str = ""
     stage: str | None = None
     layer: int | None = None
@@ -89,7 +90,7 @@ def of_finding(finding: Finding, *, kernel: str | None = None, refused: bool = T
     return Diagnosis(
         code=finding.code,
         message=f"{kernel or finding.op or 'program'} {'is refused' if refused else 'failed'}: {finding.message}{where}",
-        text=finding.diagnostic or finding.message,
+        text="\n".join(part for part in (finding.diagnostic, finding.message) if part),
         kernel=kernel,
         remedy=finding.remedy or "",
     )

@@ -14,7 +14,7 @@ from npu_tools.deployment import oracle_runs, token_gate
 from npu_tools.deployment.diagnosis import Diagnosis, brief, of_error
 from npu_tools.deployment.ledger import Entry
 from npu_tools.deployment.phases.kernels import gate_kernel, passed_before
-from npu_tools.deployment.site import Ended, Judging, Site
+from npu_tools.deployment.site import BUFFERS, Ended, Judging, Site
 from npu_tools.deployment.state import STEPS
 from npu_tools.deployment.steps import BASELINE, Deployed, Times, Ways, kept
 from npu_tools.errors import NpuToolsError, RunStopped
@@ -85,12 +85,13 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
     dims = site.dims()
     prompts, steps = oracle_runs.prompts(site, dims)[:1], oracle_runs.steps_of(site)
     place = site.place(number, what)
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place)
+    lens = token_gate.LayerLens(len(prompts[0]))
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens.tap)
     judging = site.judging(number, dims.head_dim)
     judging.measure("token_sets", gated.passed, gated.reason)
     times = deployed.time(site, gated)
     subject = {**deployed.subject(site, prompts, steps, what), "step": name}
-    why = token_gate.diagnosis(gated) if not gated.passed else None
+    why = None if gated.passed else token_gate.diagnosis(gated, lens.cosines(site, prompts[0]))
     return _record(site, number, what, judging, subject, started, why, gated, times, deployed, trial=True), times
 
 
@@ -101,7 +102,8 @@ def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> 
     deployed = _way(site, ways, what)
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     place = site.place(number, what)
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place)
+    lens = token_gate.LayerLens(len(prompts[0]))
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens.tap)
     times = deployed.time(site, gated)
     judging = site.judging(number, dims.head_dim)
     judging.measure("token_sets", gated.passed, gated.reason)
@@ -111,7 +113,11 @@ def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> 
     recorded = [entry for entry in state.steps if entry.phase == number and entry.seq >= state.since(number)]
     names = {str(entry.body["name"]) for entry in recorded}
     judging.measure("steps_recorded", names >= set(STEPS))
-    why = token_gate.diagnosis(gated)
+    own = _broken_by_us(site, recorded)
+    judging.measure("steps_sound", not own, "" if own is None else own[1])
+    why = None if gated.passed else token_gate.diagnosis(gated, lens.cosines(site, prompts[0]))
+    if why is None and own is not None:
+        why = own[0]
     if why is None and judging.missed:
         why = _nothing_kept(recorded, judging.missed[0].said)
     subject = deployed.subject(site, prompts, steps, what)
@@ -165,6 +171,31 @@ def _pointless(site: Site, what: What, name: str, now: Deployed, then: Deployed)
         if site.dims().head_dim > 64:
             return "head_dim over 64 takes head-first attention only: the host's transposes stay"
     return ""
+
+
+def _broken_by_us(site: Site, steps: list[Entry]) -> tuple[Diagnosis, str] | None:
+    """A step whose gate failed although the deployment itself changed settings or recipes of what it brings in."""
+    state = site.state
+    ours = {key.removeprefix(BUFFERS).split(" ")[0] for key in state.settings} | set(state.recipes)
+    seen = {entry.seq: entry for entry in state.attempts}
+    for step in steps:
+        gate = seen.get(step.body.get("gate_seq") or 0)
+        if step.body["kept"] or gate is None or gate.body["passed"]:
+            continue
+        subject = gate.body["subject"]
+        used = {str(subject["kernel"])} if "kernel" in subject else set(subject.get("recipes") or ())
+        changed = sorted(ours & used)
+        if changed:
+            told: Mapping[str, Any] = gate.body["diagnosis"] or {}
+            said = f"{step.body['name']} was taken back, and {', '.join(changed)} has settings or a recipe of this deployment"
+            known: dict[str, Any] = {
+                name: told.get(name)
+                for name in ("text", "looks_like", "stage", "layer", "kernel", "remedy")
+                if told.get(name) is not None
+            }
+            message = f"{said}: {told.get('message', '')}"
+            return Diagnosis(code=str(told.get("code", "step")), message=message, **known), said
+    return None
 
 
 def _nothing_kept(steps: list[Entry], said: str) -> Diagnosis:

@@ -259,11 +259,11 @@ class Site:
                 )
                 diagnosis = Diagnosis(first.name, said, text=f"{judging.phase.title}: {said}")
             symptom = Symptom(
-                diagnosis.text or diagnosis.message, diagnosis.code, number, diagnosis.kernel, str(self.head.get("model"))
+                diagnosis.text, diagnosis.code, number, diagnosis.kernel, str(self.head.get("model"))
             )  # fmt: skip
             lessons = [
                 {"id": each.id, "title": each.title, "confidence": round(each.confidence, 3)}
-                for each in self.advise(symptom)
+                for each in (self.advise(symptom) if diagnosis.text else ())
             ]
             skills = [*diagnosis.skills, judging.phase.skill]
         previous = [

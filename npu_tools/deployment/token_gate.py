@@ -17,7 +17,7 @@ import numpy as np
 from npu_tools.deployment import oracle_runs
 from npu_tools.deployment.diagnosis import Diagnosis
 from npu_tools.deployment.metering import Meter, Reading
-from npu_tools.deployment.phases.block import device_failure
+from npu_tools.deployment.phases.block import closeness, device_failure
 from npu_tools.deployment.site import Site, save
 from npu_tools.deployment.workspace import write_json
 from npu_tools.deployment.world import Array, RunnerRequest, Tap
@@ -145,6 +145,29 @@ def run_gate(
     return GateRun(tuple(outcomes), *first, folder, time.monotonic() - started)
 
 
+class LayerLens:
+    """Each layer's output of the first prefill, and its cosine against the FP32 reference: looked at, never a gate."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.outputs: dict[int, Array] = {}
+
+    def tap(self, layer: int | None, stage: str, array: Array) -> None:
+        """Hear of a stage."""
+        if layer is not None and stage == "output":
+            self.outputs[layer] = np.asarray(array, np.float32)[: self.length].copy()
+
+    def cosines(self, site: Site, tokens: list[int]) -> list[float]:
+        """By layer, as far as there is a reference."""
+        answer = oracle_runs.stages(site, site.dims(), tokens, compare=True)
+        found: list[float] = []
+        for layer in sorted(self.outputs):
+            path = answer.folder / f"layer_{layer:02d}" / "output.npy"
+            if answer.ok and path.is_file():
+                found.append(closeness(self.outputs[layer], np.load(path))["cosine"])
+        return found
+
+
 def compare(actual: Array, reference: Array, steps: int) -> PromptOutcome:
     """One prompt by the set rule, with what the paper's rule says beside."""
     verdict = judge_tokens(actual, reference, k=min(GATE_K, actual.shape[1]), steps=steps)
@@ -176,14 +199,23 @@ def diagnosis(run: GateRun, layers: Sequence[float] = ()) -> Diagnosis | None:
             "right, so a buffer or weight of this call is stale, shared or swapped"
         )
         text = (
-            f"layer {layer} wrong while layer 0 is right: stale buffer object, first call right and later calls stale"
+            f"first call right, later calls stale from layer {layer} on: an activation marked static is written once, "
+            "or a buffer object or weight is shared between layers"
         )
         return Diagnosis("layer-cliff", message, text, f"stale: right until layer {layer - 1}", "output", layer)
     bad = next(each for each in run.prompts if not each.passed)
     if bad.step is not None and bad.step > 0:
         message = f"{run.reason}; prefill and {bad.step} tokens are right, then decode parts: KV cache, position or a stale input"
-        text = "decode tokens diverge after prefill is right: KV cache or position wrong, input stale in decode kernel"
+        text = (
+            "first call right, later calls stale: an activation marked static is written once, so decode reuses what "
+            "prefill wrote; KV cache or position wrong"
+        )
         return Diagnosis("decode-divergence", message, text, "stale or shifted KV cache")
+    number = next(n for n, each in enumerate(run.prompts) if not each.passed)
+    if number > 0:
+        message = f"{run.reason}; the prompts before it are right: something keeps what the first one wrote"
+        text = "first call right, later calls stale: an activation marked static is written once, so later prompts see the first"
+        return Diagnosis("stale-prompt", message, text, "stale: right for the first prompt only")
     message = f"{run.reason}; already the first token is outside the top 5"
     return Diagnosis("token-sets", message, "first generated token wrong, top-5 token set gate fails after prefill")
 

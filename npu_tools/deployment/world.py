@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from npu_tools.architectures import Dimensions
 from npu_tools.backends.protocol import Backend
 from npu_tools.deployment.state import setting_for
-from npu_tools.errors import RunStopped, UnusableInput
+from npu_tools.errors import NpuToolsError, RunStopped, UnusableInput
 
 if TYPE_CHECKING:
     from npu_tools.models.plan import ModelPlan
@@ -329,12 +329,14 @@ def plan_of(made: Any) -> Plan:
 
 
 def _encoded(source: str, count: int) -> Iterator[list[int]]:
-    path = Path(source)
-    file = path / "tokenizer.json" if path.is_dir() else path.parent / "tokenizer.json"
-    if not file.is_file():
+    """Text prompts by the tokenizer that comes with the weights; none where there is none."""
+    if source.startswith("random:"):
         return
-    from tokenizers import Tokenizer
+    from npu_tools.models.tokenizer import open_tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = open_tokenizer(source)
+    except NpuToolsError:
+        return  # weights alone: seeded token ids do for the gate
     for text in TEXTS[:count]:
-        yield list(tokenizer.encode(text).ids)
+        yield tokenizer.prompt(text, chat=False)

@@ -149,7 +149,7 @@ def _text(stage: str, scaled: bool) -> str:
     if stage in ("q_rope", "k_rope"):
         return f"{stage} differs from the reference after RoPE: interleaved against half-split rotation convention"
     if scaled and stage.endswith("norm"):
-        return f"{stage}: RMSNorm output is the reference times a constant factor, cosine is 1, epsilon or weight wrong"
+        return f"RMSNorm epsilon wrong: {stage} is the reference times a constant factor; rms_norm_eps is 1e-5 or 1e-6 by model"
     if scaled:
         return f"{stage}: output is the reference times a constant factor, cosine near 1 but values wrong"
     return f"{stage} is wrong in one transformer block while every kernel passes by itself; output stale from an earlier call"

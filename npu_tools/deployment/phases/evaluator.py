@@ -24,9 +24,12 @@ def run(site: Site) -> Ended:
     judging.measure("verdict", said in ("pass", "pass_with_warnings"), said)
     why = None
     if judging.missed:
-        first: dict[str, Any] = reasons[0] if reasons else {"code": "no-reason", "text": "the evaluator gave no reason"}
+        unknown = {"code": "no-reason", "text": "the evaluator gave no reason"}
+        first: dict[str, Any] = next(
+            (r for r in reasons if r.get("severity") == "error"), reasons[0] if reasons else unknown
+        )
         code, text = str(first.get("code")), str(first.get("text"))
-        why = Diagnosis(code, f"{code}: {text}", text, remedy=str(first.get("evidence", "")))
+        why = Diagnosis(code, f"{code}: {text}", remedy=str(first.get("evidence", "")))
     results = [
         path for path in (site.workspace.folder / n for n in ("verdict.json", "evaluation_report.md")) if path.is_file()
     ]

@@ -89,4 +89,7 @@ def _why(name: str, said: str) -> Diagnosis:
         "generate_works": "the same prompt generated twice gives different tokens: a buffer keeps something from the first run",
     }
     text = texts.get(name, name)
-    return Diagnosis(name.replace("_", "-"), f"{text} ({said})" if said else text, text)
+    asked = (
+        text if name in ("greedy_match", "generate_works") else ""
+    )  # the others are about conduct, not about the device
+    return Diagnosis(name.replace("_", "-"), f"{text} ({said})" if said else text, asked)

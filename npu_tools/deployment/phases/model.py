@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from npu_tools.deployment import oracle_runs, token_gate
 from npu_tools.deployment.phases.block import closeness
 from npu_tools.deployment.site import Ended, Site, save
 from npu_tools.deployment.steps import BASELINE, Deployed
-from npu_tools.deployment.world import Array
 
 
 def run(site: Site) -> Ended:
@@ -22,15 +20,10 @@ def run(site: Site) -> Ended:
     judging = site.judging(3, dims.head_dim)
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     deployed = Deployed.of(site, BASELINE)
-    outputs: dict[int | str, Array] = {}
-
-    def tap(layer: int | None, stage: str, array: Array) -> None:
-        if layer is not None and stage == "output":
-            outputs[layer] = np.asarray(array, np.float32)[: len(prompts[0])].copy()
-
+    seen = token_gate.LayerLens(len(prompts[0]))
     place = site.place(3, "model")
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, tap)
-    lens = _lens(site, prompts[0], outputs)
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, seen.tap)
+    lens = seen.cosines(site, prompts[0])
     judging.measure("token_sets", gated.passed, gated.reason)
     judging.measure("finite", gated.finite)
     falls = [a - b for a, b in itertools.pairwise(lens)]
@@ -44,8 +37,8 @@ def run(site: Site) -> Ended:
     judging.measure("layer_cosine_min", min(lens, default=None))
     judging.measure("layer_cosine_cliff", max(falls, default=0.0))
     judging.measure("decisive_top1", all(each.decisive for each in gated.prompts) and bool(gated.prompts))
-    for layer, array in outputs.items():
-        save(place / f"layer_{int(layer):02d}" / "output.npy", array)
+    for layer, array in seen.outputs.items():
+        save(place / f"layer_{layer:02d}" / "output.npy", array)
     why = token_gate.diagnosis(gated, lens) if judging.missed else None
     timed = deployed.time(site, gated)
     site.attempt(
@@ -63,14 +56,3 @@ def run(site: Site) -> Ended:
         f"{len(prompts)} prompts over {steps} tokens agree with Hugging Face bf16 ({min(same)} to {max(same)} identical); "
         f"prefill {timed.prefill_us / 1e3:.2f} ms, token {timed.decode_us / 1e3:.2f} ms ({timed.timing})",
     )
-
-
-def _lens(site: Site, tokens: list[int], outputs: dict[int | str, Any]) -> list[float]:
-    """Cosine of each layer's output against the FP32 reference."""
-    answer = oracle_runs.stages(site, site.dims(), tokens, compare=True)
-    found: list[float] = []
-    for layer in sorted(int(each) for each in outputs):
-        path = answer.folder / f"layer_{layer:02d}" / "output.npy"
-        if answer.ok and path.is_file():
-            found.append(closeness(outputs[layer], np.load(path))["cosine"])
-    return found
