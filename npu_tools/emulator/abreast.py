@@ -20,6 +20,7 @@ from npu_tools.air.dialect import AsyncTokenType, DmaMemcpyNdOp, HerdOp, Hierarc
 from npu_tools.emulator.affine import linear_form
 from npu_tools.emulator.elements import memory_space, static_shape
 from npu_tools.emulator.memops import constant_of, memref_type, prop
+from npu_tools.emulator.turns import shares_of
 from npu_tools.emulator.types import Fault
 from npu_tools.emulator.windows import dense_tail, numbers
 
@@ -66,6 +67,8 @@ def width(launch: Hierarchy, functions: dict[str, func.FuncOp], effects: Effects
         if isinstance(op, HerdOp) and not _one_tile_high(op):
             return none
         if op.name == "memref.alloc" and memory_space(memref_type(op.results[0])) == 1:
+            if shares_of(op.results[0], effects) is not None:
+                return none
             l2_bytes += 4 * math.prod(static_shape(memref_type(op.results[0])))
     try:
         apart = _writes_apart(launch, axis, effects)

@@ -115,7 +115,9 @@ class Builder:
     op: Operation | None = None
     herd: Operation | None = None
     turns: dict[Operation, list[Turn]] = field(default_factory=dict["Operation", "list[Turn]"])
-    """Where the herd takes turns on buffers it shares with other herds."""
+    """Where the herd or segment takes turns on buffers that are handed over."""
+    beside: dict[Operation, Structured] = field(default_factory=dict["Operation", "Structured"])
+    """Loops of the segment that run beside its text, and how they are lowered."""
     inlined: tuple[str, ...] = ()
 
     @property
@@ -206,8 +208,7 @@ class Builder:
     def take_turns(self, op: Operation, *, ending: bool) -> None:
         """Emit the beginning or the end of the turns taken at an op."""
         for turn in self.turns.get(op, ()):
-            assert self.herd is not None, "only herds take turns"
-            self.emit(self.machine.turn(self.slot(turn.argument), self.herd, turn.role, ending=ending))
+            self.emit(self.machine.turn(self.slot(turn.argument), turn, ending=ending))
 
     def one(self, op: Operation) -> None:
         """Lower one op, and the turns taken around it; those of a loop are taken within."""
@@ -215,11 +216,17 @@ class Builder:
         self.op = op
         if around:
             self.take_turns(op, ending=False)
-        self._lower(op)
+        self.beside.pop(op, Builder.lower_here)(op, self)
         if around:
             self.take_turns(op, ending=True)
 
-    def _lower(self, op: Operation) -> None:
+    @staticmethod
+    def lower_here(op: Operation, builder: Builder) -> None:
+        """Lower one op where it stands."""
+        builder.lower(op)
+
+    def lower(self, op: Operation) -> None:
+        """Lower one op, without the turns around it."""
         machine = self.machine
         structured = machine.structured.get(op.name)
         try:

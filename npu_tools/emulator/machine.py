@@ -153,17 +153,17 @@ class Machine:
         """The most tiles of a herd or segment, or iterations of a launch."""
         return MAX_POINTS["iteration" if isinstance(op, LaunchOp) else "tile"]
 
-    def roles(self, value: SSAValue) -> dict[Operation, turns.Role] | None:
-        """What herds do with a buffer that they hand over to each other; None where they do not."""
-        return turns.roles_of(value, self.effects)
+    def shares(self, value: SSAValue) -> turns.Shares | None:
+        """What each side does with a buffer that is handed over; None where it is not."""
+        return turns.shares_of(value, self.effects)
 
-    def fresh_turns(self, roles: dict[Operation, turns.Role], name: str) -> turns.Turns:
+    def fresh_turns(self, shares: turns.Shares, name: str) -> turns.Turns:
         """The state of such a buffer before anybody's turn."""
-        return turns.fresh(roles, name)
+        return turns.fresh(shares, name)
 
-    def turn(self, slot: int, herd: Operation, role: turns.Role, *, ending: bool) -> Instruction:
-        """The beginning or the end of a herd's turn on a buffer it shares."""
-        return turns.end(slot, herd, role, self.scheduler.wake) if ending else turns.begin(slot, herd, role)
+    def turn(self, slot: int, turn: turns.Turn, *, ending: bool) -> Instruction:
+        """The beginning or the end of a side's turn on a buffer it shares."""
+        return turns.end(slot, turn, self.scheduler.wake) if ending else turns.begin(slot, turn)
 
     def iterations_abreast(self, op: Hierarchy) -> tuple[int, int]:
         """How many iterations of a launch may run side by side, and along which of its dimensions."""
@@ -221,6 +221,9 @@ class Machine:
         builder = Builder(self, code, soft=soft, op=op)
         if isinstance(op, HerdOp):
             builder.herd, builder.turns = op, turns.places(op, self.effects)
+        elif isinstance(op, SegmentOp | LaunchOp):
+            builder.turns = turns.places(op, self.effects)
+            builder.beside = dict.fromkeys(turns.loops_beside(op, builder.turns), turns.lower_beside)
         code.arguments = [builder.slot(argument) for argument in arguments]
         regions = op.regions[0].blocks
         if len(regions) != 1:

@@ -61,15 +61,15 @@ def lower_alloc(op: Operation, builder: Builder) -> None:
     label = f"{name} (line {place.line})" if place is not None else name
     private = space == 2 and builder.soft and one_per_tile(result)
     strides = machine.storage_strides(result, shape)
-    roles = machine.roles(result) if builder.soft else None
+    shares = machine.shares(result) if builder.soft else None
 
     def alloc(frame: Any) -> None:
         task = cast("Task", frame)
         lanes = (task.gx, task.gy)
         buffer = Buffer(label, element, shape, space, machine.pool, lanes, strides)
         buffer.per_tile = private
-        if roles is not None:
-            buffer.turns = machine.fresh_turns(roles, label)
+        if shares is not None:
+            buffer.turns = machine.fresh_turns(shares, label)
         task.instance.buffers.append(buffer)
         task.regs[slot] = MemRef(buffer, shape, strides, gx=task.gx, gy=task.gy)
         if machine.trace is not None:
