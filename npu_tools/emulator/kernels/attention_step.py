@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npu_tools.emulator.kernels.flash_attention import LOG2_E, LOWEST, Kernels, by_depth, taken_in
+from npu_tools.emulator.kernels.flash_attention import LOG2_E, LOWEST, Kernels, taken_in
 from npu_tools.emulator.kernels.gemm import tile_dims
 from npu_tools.emulator.kernels.kernel import Array, ExternalKernel
 from npu_tools.emulator.kernels.lanes import flat, shaped
@@ -53,7 +53,7 @@ _ONE, _HALF_LESS, _SIXTEEN = np.uint32(1), np.uint32(0x7FFF), np.uint32(16)
 _MAGIC, _TOP = np.float32(1.5 * 2**17), np.float32(127 / 64)
 _LARGE = np.float32(2.0**100)
 _TINY = 2.0**-110
-_AT_ONCE = 32 * 1024
+_AT_ONCE = 64 * 1024
 """Scores worked on at once, so that they and what is made of them stay in the second-level cache."""
 
 
@@ -104,15 +104,6 @@ class _Bounds:
     high: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _TakenIn:
-    """An operand as the unit multiplies it, and what its blocks' scales lie between."""
-
-    values: Array
-    low: float
-    high: float
-
-
 class Loop:
     """Blocks of keys one after the other, for the same queries, maxima, sums and outputs; `arrays` are to work in."""
 
@@ -135,89 +126,97 @@ class Loop:
 
     def begin(self) -> None:
         """Take in what the loop starts from."""
-        self._state.load(self._first, slice(None))
-        self._state.queries = self._queries()
+        self._state.load(self._first)
+        self._state.queries, _ = self._taken_in(*self._queries())
         self._bounds = _measured(self._state.output)
 
     def end(self) -> None:
         """Write what the loop has come to."""
-        self._state.store(self._first, slice(None))
+        self._state.store(self._first)
 
     def block(self, operands: Operands, *, keep: bool) -> None:
         """One block of keys; `keep` where its sums and factors are looked at afterwards."""
-        sizes, state = self._sizes, self._state
-        keys, values = self._keys(operands), self._values(operands)
-        at_once = max(1, _AT_ONCE // (sizes.columns * sizes.keys))
-        bounds = _Bounds()
-        for start in range(0, sizes.gy, at_once):
-            lanes = slice(start, min(sizes.gy, start + at_once))
-            if not self._part(operands, lanes, keys.values[lanes], values, bounds, keep=keep):
-                self._by_kernels(operands, lanes)
-                found = _measured(state.output[lanes])
-                bounds.low, bounds.high = min(bounds.low, found.low), max(bounds.high, found.high)
-        self._bounds = bounds
+        s, state, numerics, kernels = self._sizes, self._state, self._numerics, self._kernels
+        keys, _ = self._taken_in(*self._keys(operands))
+        values, scales = self._taken_in(*self._values(operands))
+        top, sums = np.empty_like(state.top), self._array("sums", (s.gy, 8, s.columns))
+        product = self._array("product", (s.gy, s.width, s.columns))
+        least, parts = 0.0, self._parts()
+        for lanes in parts:
+            weights = self._weights(keys[lanes], lanes, top[lanes])
+            if weights is None:
+                self._by_kernels(operands)
+                return
+            least = min(least, weights[1])
+            blocks = weights[0].reshape(-1, 8, s.keys // 8, s.columns)
+            np.add.reduce(blocks, axis=2, out=sums[lanes])
+            _quantise(blocks)
+            np.matmul(values[lanes].swapaxes(1, 2), weights[0], out=product[lanes])
+        ratio = np.maximum(state.top - top, _FAR)
+        to_bf16(ratio, np.empty_like(ratio))
+        least_ratio = weights_of(ratio, numerics, kernels)
+        if least_ratio is None:
+            self._by_kernels(operands)
+            return
+        total = state.denominator * ratio
+        total += kernels.narrow(numerics, _halves(sums))
+        state.top, state.denominator = top, kernels.narrow(numerics, total)
+        if keep:
+            _from_columns(operands.ratio, ratio)
+            _from_columns(operands.total, state.denominator)
+        # The least a nonzero product can be: a step of the smallest weight times one of the smallest value.
+        smallest = float(scales.min()) or float(np.min(scales, where=scales > 0, initial=1.0))
+        added = _Bounds(_power(least) * smallest / 4096, 2.1 * s.keys * float(scales.max()))
+        self._accumulate(ratio, _power(least_ratio), product, added)
 
-    def _part(
-        self, operands: Operands, lanes: slice, keys: Array, values: _TakenIn, bounds: _Bounds, *, keep: bool
-    ) -> bool:
-        """Some rows of the herd; False, with nothing changed, where there are values this cannot take."""
+    def _parts(self) -> list[slice]:
+        """The rows of the herd, some at a time."""
+        s = self._sizes
+        at_once = max(1, _AT_ONCE // (s.columns * s.keys))
+        return [slice(start, min(s.gy, start + at_once)) for start in range(0, s.gy, at_once)]
+
+    def _weights(self, keys: Array, lanes: slice, top: Array) -> tuple[Array, float] | None:
+        """Weights [lanes, keys, columns] and their least exponent in steps, and the maxima in `top`; None where there are
+        values this cannot take."""
         s, state = self._sizes, self._state
         shape = (len(keys), s.keys, s.columns)
         scores, spare = self._array("scores", shape), self._array("spare", shape)
-        old = state.top[lanes]
         np.matmul(keys.swapaxes(1, 2), state.queries[lanes], out=scores)
         to_bf16(scores, spare)
-        top = np.maximum.reduce(scores, axis=1)
+        np.maximum.reduce(scores, axis=1, out=top)
         np.maximum(top, LOWEST, out=top)
-        np.maximum(top, old, out=top)
+        np.maximum(top, state.top[lanes], out=top)
         np.subtract(scores, top[:, None], out=scores)
         to_bf16(scores, spare)
-        low = weights_of(scores, self._numerics, self._kernels)
-        ratio = np.maximum(old - top, _FAR)
-        to_bf16(ratio, np.empty_like(ratio))
-        if low is None or weights_of(ratio, self._numerics, self._kernels) is None:
-            return False
-        blocks = scores.reshape(len(keys), 8, s.keys // 8, s.columns)
-        sums = self._kernels.narrow(self._numerics, _halves(np.add.reduce(blocks, axis=2)))
-        _quantise(blocks)
-        product = self._array("product", (len(keys), s.width, s.columns))
-        np.matmul(values.values[lanes].swapaxes(1, 2), scores, out=product)
-        state.top[lanes] = top
-        total = self._kernels.narrow(self._numerics, state.denominator[lanes] * ratio + sums)
-        state.denominator[lanes] = total
-        if keep:
-            _from_columns(operands.ratio[:, lanes], ratio)
-            _from_columns(operands.total[:, lanes], total)
-        # The least a nonzero product can be: a step of the smallest weight times one of the smallest value.
-        least = 2.0 ** (max(low / _STEPS, -126.0) - 7) * values.low / 64
-        self._accumulate(state.output[lanes], ratio, product, bounds, _Bounds(least, 2.1 * s.keys * values.high))
-        return True
+        least = weights_of(scores, self._numerics, self._kernels)
+        return None if least is None else (scores, least)
 
-    def _accumulate(self, output: Array, ratio: Array, product: Array, bounds: _Bounds, added: _Bounds) -> None:
+    def _accumulate(self, ratio: Array, least_ratio: float, product: Array, added: _Bounds) -> None:
         """output = bf16(bf16(output * ratio) + product), as columns."""
-        nonzero = float(np.min(ratio, where=ratio > 0, initial=1.0))
-        low, high = self._bounds.low * nonzero, self._bounds.high * 1.02 + added.high
-        np.multiply(output, ratio[:, None], out=output)
-        spare = self._array("spare output", output.shape)
-        if low > _TINY and added.low > _TINY and high < _LARGE:
-            to_bf16(output, spare)
-            np.add(output, product, out=output)
-            to_bf16(output, spare)
-            # A sum is a multiple of the smallest step of what is added; a bf16 has steps of 2**-8 of itself.
-            bounds.low, bounds.high = min(bounds.low, low / 512, added.low), max(bounds.high, high)
-            return
-        words, scratch = output.view(np.uint32), spare.view(np.uint32)
-        _nearest_even(words, scratch)
-        np.add(output, product, out=output)
-        _nearest_even(words, scratch)
-        nan = np.isnan(output)
-        words[nan] = (words[nan] & _SIGN) | _QUIET_NAN
-        found = _measured(output)
-        bounds.low, bounds.high = min(bounds.low, found.low), max(bounds.high, found.high)
+        bounds = self._bounds
+        low, high = bounds.low * least_ratio, bounds.high * 1.02 + added.high
+        usual = low > _TINY and added.low > _TINY and high < _LARGE
+        for lanes in self._parts():
+            output = self._state.output[lanes]
+            spare = self._array("spare output", output.shape)
+            np.multiply(output, ratio[lanes, None], out=output)
+            if usual:
+                to_bf16(output, spare)
+                np.add(output, product[lanes], out=output)
+                to_bf16(output, spare)
+                continue
+            words, scratch = output.view(np.uint32), spare.view(np.uint32)
+            _nearest_even(words, scratch)
+            np.add(output, product[lanes], out=output)
+            _nearest_even(words, scratch)
+            nan = np.isnan(output)
+            words[nan] = (words[nan] & _SIGN) | _QUIET_NAN
+        # A sum is a multiple of the smallest step of what is added; a bf16 has steps of 2**-8 of itself.
+        self._bounds = _Bounds(min(low / 512, added.low), high) if usual else _measured(self._state.output)
 
-    def _by_kernels(self, o: Operands, lanes: slice) -> None:
+    def _by_kernels(self, o: Operands) -> None:
         """The calls themselves."""
-        self._state.store(self._first, lanes)
+        self._state.store(self._first)
         arguments = (
             (o.scores,),
             (o.queries, o.keys, o.scores),
@@ -225,43 +224,42 @@ class Loop:
             (o.ratio, o.output),
             (o.scores, o.values, o.output),
             (o.denominator, o.ratio, o.total),
+            (0, o.total, o.denominator),
         )
-        for call, given in zip(self._calls, arguments, strict=False):
-            call.run(self._numerics, *(array[:, lanes] for array in given))
-        o.denominator[:, lanes] = o.total[:, lanes]
-        self._state.load(self._first, lanes)
+        for call, given in zip(self._calls, arguments, strict=True):
+            call.run(self._numerics, *given)
+        self._state.load(self._first)
+        self._bounds = _measured(self._state.output)
 
-    def _queries(self) -> Array:
-        """Queries as the unit takes them in: [lanes y, depth, queries of all lanes x]."""
+    def _queries(self) -> tuple[Array, int, int]:
+        """Queries in blocks along the depth, the blocks of all lanes x side by side; depth and columns."""
         s = self._sizes
         blocks = shaped(self._first.queries, s.depth // 8, s.rows // 8, 8, 8).transpose(1, 5, 2, 0, 3, 4)
-        return self._taken_in(blocks, s.depth, s.columns).values
+        return blocks, s.depth, s.columns
 
-    def _keys(self, operands: Operands) -> _TakenIn:
-        """Keys as the unit takes them in: [lanes y, depth, keys]."""
+    def _keys(self, operands: Operands) -> tuple[Array, int, int]:
+        """Keys in blocks along the depth; depth and keys."""
         s = self._sizes
         blocks = shaped(operands.keys, s.depth // 8, s.keys // 8, 8, 8)[0].transpose(0, 4, 1, 3, 2)
-        return self._taken_in(blocks, s.depth, s.keys)
+        return blocks, s.depth, s.keys
 
-    def _values(self, operands: Operands) -> _TakenIn:
-        """Values as the unit takes them in: [lanes y, keys, width]."""
+    def _values(self, operands: Operands) -> tuple[Array, int, int]:
+        """Values in blocks along the keys; keys and width."""
         s = self._sizes
-        whole = by_depth(operands.values, s.keys, s.width, (0, 1, 4, 3, 2, 5))[0]
-        return self._taken_in(whole, s.keys, s.width)
+        blocks = shaped(operands.values, s.width // 8, s.keys // 8, 8, 8)[0].transpose(0, 3, 2, 1, 4)
+        return blocks, s.keys, s.width
 
-    def _taken_in(self, blocks: Array, depth: int, across: int) -> _TakenIn:
-        """Blocks [lanes y, 8, …] along the second axis, quantised: [lanes y, depth, across]."""
+    def _taken_in(self, blocks: Array, depth: int, across: int) -> tuple[Array, Array]:
+        """Blocks [lanes y, 8, …] along the second axis as the unit multiplies them, [lanes y, depth, across], and their
+        scales."""
         gy = blocks.shape[0]
         whole = np.array(blocks, np.float32, order="C").reshape(gy, 8, -1)
-        largest = np.maximum.reduce(np.abs(whole), axis=1)
-        scale = (largest.view(np.uint32) & _EXPONENT).view(np.float32)[:, None]
-        high = float(scale.max())
-        if not high <= _LARGE:
+        scale = _exponents(np.maximum.reduce(np.abs(whole), axis=1))[:, None]
+        if not scale.max() <= _LARGE:
             four = whole.reshape(1, gy, 8, depth // 8, across)
-            return _TakenIn(taken_in(self._numerics, True, four).reshape(gy, depth, across), 0.0, np.inf)
-        low = float(np.min(scale, where=scale > 0, initial=1.0))
+            return taken_in(self._numerics, True, four).reshape(gy, depth, across), scale
         _on_steps(whole, scale)
-        return _TakenIn(whole.reshape(gy, depth, across), low, high)
+        return whole.reshape(gy, depth, across), scale
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Array:
         """An array of that shape with any contents; the same for the same name."""
@@ -282,22 +280,20 @@ class _State:
         self.output = np.empty((sizes.gy, sizes.width, sizes.columns), np.float32)
         self.queries = self.output
 
-    def load(self, operands: Operands, lanes: slice) -> None:
-        """From the tiles of some rows of the herd."""
+    def load(self, operands: Operands) -> None:
+        """From the tiles."""
         s = self.sizes
-        self.top[lanes] = _as_columns(operands.top[:, lanes])
-        self.denominator[lanes] = _as_columns(operands.denominator[:, lanes])
-        blocks = shaped(operands.output[:, lanes], s.width // 8, s.rows, 8).transpose(1, 2, 4, 0, 3)
-        self.output[lanes].reshape(blocks.shape)[...] = blocks
+        self.top, self.denominator = _as_columns(operands.top), _as_columns(operands.denominator)
+        blocks = shaped(operands.output, s.width // 8, s.rows, 8).transpose(1, 2, 4, 0, 3)
+        self.output.reshape(blocks.shape)[...] = blocks
 
-    def store(self, operands: Operands, lanes: slice) -> None:
-        """To the tiles of some rows of the herd."""
+    def store(self, operands: Operands) -> None:
+        """To the tiles."""
         s = self.sizes
-        _from_columns(operands.top[:, lanes], self.top[lanes])
-        _from_columns(operands.denominator[:, lanes], self.denominator[lanes])
-        whole = operands.output[:, lanes]
-        columns = self.output[lanes].reshape(-1, s.width // 8, 8, s.gx, s.rows)
-        whole[...] = columns.transpose(3, 0, 1, 4, 2).reshape(whole.shape)
+        _from_columns(operands.top, self.top)
+        _from_columns(operands.denominator, self.denominator)
+        columns = self.output.reshape(s.gy, s.width // 8, 8, s.gx, s.rows).transpose(3, 0, 1, 4, 2)
+        operands.output[...] = columns.reshape(operands.output.shape)
 
 
 def fits(numerics: Numerics, calls: list[ExternalKernel], operands: Operands) -> Kernels | None:
@@ -369,7 +365,7 @@ def _nearest_even(words: Array, scratch: Array) -> None:
 def _quantise(blocks: Array) -> None:
     """Weights [lanes, 8, blocks, columns], none negative, as the unit takes them in; in place."""
     largest = np.maximum.reduce(blocks, axis=1)
-    _on_steps(blocks, (largest.view(np.uint32) & _EXPONENT).view(np.float32)[:, None])
+    _on_steps(blocks, _exponents(largest)[:, None])
 
 
 def _on_steps(blocks: Array, scale: Array) -> None:
@@ -378,6 +374,16 @@ def _on_steps(blocks: Array, scale: Array) -> None:
     np.add(blocks, magic, out=blocks)
     np.subtract(blocks, magic, out=blocks)
     np.minimum(blocks, scale * _TOP, out=blocks)
+
+
+def _exponents(magnitudes: Array) -> Array:
+    """The powers of two at or below positive values; 0 below 2**-126, infinity of what is no number."""
+    return (magnitudes.view(np.uint32) & _EXPONENT).view(np.float32)
+
+
+def _power(steps: float) -> float:
+    """A power of two at or below every nonzero weight whose exponent is `steps` or more."""
+    return 2.0 ** (max(steps / _STEPS, -126.0) - 1)
 
 
 def _measured(values: Array) -> _Bounds:
