@@ -106,7 +106,7 @@ class Machine:
         with self.workspace.working():
             ledger = Ledger.open(self.workspace.ledger)
             state = State.of(ledger.entries())
-            body = _opening(model, config, chosen)
+            body = _opening(model, config, chosen) | {"layers_of_model": model.config.get("num_hidden_layers")}
             if state.opened is not None:
                 same = {name: state.head.get(name) for name in body} == plain(body)
                 if same:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from npu_tools.deployment import oracle_runs, token_gate
 from npu_tools.deployment.diagnosis import Diagnosis, brief, of_error
+from npu_tools.deployment.kernel_gate import gate_kernel, passed_before
 from npu_tools.deployment.ledger import Entry
-from npu_tools.deployment.phases.kernels import gate_kernel, passed_before
 from npu_tools.deployment.site import BUFFERS, Ended, Judging, Site
 from npu_tools.deployment.state import STEPS
 from npu_tools.deployment.steps import BASELINE, Deployed, Times, Ways, kept
@@ -147,7 +147,7 @@ def _gate_kernels(site: Site, number: int, now: Deployed, then: Deployed) -> Ent
     fresh = [use for use in then.kernels if use.key() not in known]
     if not fresh:
         return None
-    backend = site.world.backend(site.backend_name)
+    backend = site.backend()
     before = passed_before(site)
     seen: set[str] = set()
     for use in fresh:

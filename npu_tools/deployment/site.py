@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 
 from npu_tools.architectures import Dimensions, read_config
+from npu_tools.backends.protocol import Backend
 from npu_tools.deployment.criteria import Convention, Outcome, Phase, Value, phase
 from npu_tools.deployment.diagnosis import Advise, Diagnosis, Symptom
 from npu_tools.deployment.ledger import Entry, Ledger, plain
@@ -95,6 +96,7 @@ class Site:
     advise: Advise
     teller: Teller
     _weights: WeightsLike | None = None
+    _backend: Backend | None = None
     _meter: Meter | None = None
     _runner: tuple[str, RunnerLike] | None = None
 
@@ -188,10 +190,16 @@ class Site:
         chosen = self.settings() if settings is None else settings
         return RunnerRequest(dims, self.seq_len, fused, chosen, self.kernels())
 
+    def backend(self) -> Backend:
+        """The deployment's backend, opened once: it keeps what it compiled."""
+        if self._backend is None:
+            self._backend = self.world.backend(self.backend_name)
+        return self._backend
+
     def meter(self, *, buffer_reuse: bool) -> Meter:
         """The backend, counted this way. There is one, so that compiled programs are kept."""
         if self._meter is None:
-            self._meter = Meter(self.world.backend(self.backend_name))
+            self._meter = Meter(self.backend())
         self._meter.configure(Options(buffer_reuse, self.static()))
         return self._meter
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from npu_tools.deployment import oracle_runs
+from npu_tools.deployment.closeness import closeness, device_failure
 from npu_tools.deployment.diagnosis import Diagnosis
 from npu_tools.deployment.metering import Meter, Reading
-from npu_tools.deployment.phases.block import closeness, device_failure
 from npu_tools.deployment.site import Site, save
 from npu_tools.deployment.workspace import write_json
 from npu_tools.deployment.world import Array, RunnerRequest, Tap

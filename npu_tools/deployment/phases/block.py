@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from npu_tools.backends.protocol import KernelRun, Refused
 from npu_tools.deployment import oracle_runs
-from npu_tools.deployment.diagnosis import Diagnosis, of_finding
-from npu_tools.deployment.metering import Meter
+from npu_tools.deployment.closeness import compare, device_failure
+from npu_tools.deployment.diagnosis import Diagnosis
 from npu_tools.deployment.site import Ended, Site, save, with_layers
 from npu_tools.deployment.world import Array
 from npu_tools.errors import NpuToolsError
@@ -75,36 +72,6 @@ def run(site: Site) -> Ended:
     return Ended(True, f"layer 0: cosine {output['cosine']:.6f}, {len(compared)} stages compared")
 
 
-def compare(stages: dict[str, Array], folder: Path) -> dict[str, dict[str, float]]:
-    """Each stage beside its reference: cosine, smallest row cosine, mean_rel_L1."""
-    found: dict[str, dict[str, float]] = {}
-    for stage, array in stages.items():
-        path = folder / f"{stage}.npy"
-        if not path.is_file():
-            continue
-        reference = np.load(path)
-        if reference.shape != array.shape:
-            found[stage] = {"cosine": float("nan"), "position_cosine_min": float("nan"), "mean_rel_l1": float("inf")}
-            continue
-        found[stage] = closeness(array, reference)
-    return found
-
-
-def closeness(actual: Array, reference: Array) -> dict[str, float]:
-    """Figures of one array against its reference, both [rows, width]."""
-    a, r = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(r, axis=-1)
-    rows = np.divide((a * r).sum(-1), norms, out=np.zeros_like(norms), where=norms > 0)
-    whole = float(np.linalg.norm(a) * np.linalg.norm(r))
-    mean = float(np.abs(r).mean())
-    return {
-        "cosine": float((a * r).sum()) / whole if whole else 0.0,
-        "position_cosine_min": float(rows.min()) if rows.size else 0.0,
-        "mean_rel_l1": float(np.abs(a - r).mean()) / mean if mean else float("inf"),
-        "scale": float(np.linalg.norm(a) / np.linalg.norm(r)) if np.linalg.norm(r) else float("nan"),
-    }
-
-
 def first_wrong(compared: dict[str, dict[str, float]], layer: int = 0) -> Diagnosis:
     """The first stage that parts from the reference, and how."""
     for stage, figures in compared.items():
@@ -130,20 +97,6 @@ def first_wrong(compared: dict[str, dict[str, float]], layer: int = 0) -> Diagno
     )
 
 
-def device_failure(meter: Meter) -> Diagnosis | None:
-    """Why a kernel was refused or failed while the model ran."""
-    if not meter.failures:
-        return None
-    name, failure = meter.failures[-1]
-    match failure:
-        case Refused():
-            return of_finding(failure.first, kernel=name)
-        case KernelRun() if failure.failure is not None:
-            return of_finding(failure.failure, kernel=name, refused=False)
-        case _:
-            return None
-
-
 def _text(stage: str, scaled: bool) -> str:
     """What a memory is asked: the symptom in the words people use."""
     if stage in ("q_rope", "k_rope"):
@@ -153,6 +106,3 @@ def _text(stage: str, scaled: bool) -> str:
     if scaled:
         return f"{stage}: output is the reference times a constant factor, cosine near 1 but values wrong"
     return f"{stage} is wrong in one transformer block while every kernel passes by itself; output stale from an earlier call"
-
-
-Figures = dict[str, Any]

@@ -1,40 +1,29 @@
-"""Phase 1: every kernel at every shape of the model, through print, check, run and gate.
+"""Phase 1: every kernel at every shape of the model, as the plan has it and as phase 3 begins with it.
 
-Kernels whose attempt passed before with the same recipe, shape, settings and backend are not run again. Here one launch
-a kernel is gated; phases 4 and 5 gate the merged ELFs they try with `gate_kernel` too.
+Here one launch a kernel is gated; phases 4 and 5 gate the merged ELFs they try.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from npu_tools.backends.protocol import Backend, Refused
-from npu_tools.deployment.criteria import Value
-from npu_tools.deployment.diagnosis import Diagnosis, of_error, of_finding, of_verdict
-from npu_tools.deployment.ledger import Entry, plain
-from npu_tools.deployment.site import Ended, Judging, Site, save
-from npu_tools.deployment.workspace import recipe_digest, write_json
-from npu_tools.deployment.world import KernelUse
-from npu_tools.errors import NpuToolsError
-from npu_tools.estimate import estimate_kernel
-from npu_tools.gate import Verdict, judge
-from npu_tools.recipes import Recipe, Resolved
-
-SEED = 1
-WHOLE_BYTES = 4_000_000
-"""Outputs under this are kept whole beside their reference; of larger ones every so many-th element."""
+from npu_tools.deployment.kernel_gate import gate_kernel, passed_before
+from npu_tools.deployment.ledger import Entry
+from npu_tools.deployment.site import Ended, Site
+from npu_tools.deployment.steps import BASELINE, Deployed
+from npu_tools.deployment.workspace import write_json
+from npu_tools.deployment.world import Plan
 
 
 def run(site: Site) -> Ended:
     """All kernels, the failed ones told together; the phase passes when all do."""
     dims = site.dims()
     plan = site.world.plan(site.request(dims, fused=False))
-    uses = plan.distinct()
-    backend = site.world.backend(site.backend_name)
+    baseline = site.world.plan(Deployed.of(site, BASELINE).request)  # attention as phase 3 begins with it
+    uses = Plan(
+        (*plan.prefill, *baseline.prefill), (*plan.decode, *baseline.decode), (*plan.head, *baseline.head)
+    ).distinct()  # fmt: skip
+    backend = site.backend()
     known = passed_before(site)
     failed: list[str] = []
     rows: list[dict[str, Any]] = []
@@ -52,139 +41,6 @@ def run(site: Site) -> Ended:
     return Ended(True, f"{len(uses)} kernels at the model's shapes pass")
 
 
-def passed_before(site: Site) -> dict[str, Entry]:
-    """Kernel attempts that passed in any phase, by what they were about."""
-    return {
-        _key(entry): entry for entry in site.state.attempts if entry.body["gate"] == "kernel" and entry.body["passed"]
-    }
-
-
-def gate_kernel(
-    site: Site, use: KernelUse, serves: tuple[str, ...], backend: Backend, known: dict[str, Entry], *,
-    phase: int = 1, trial: bool = False,
-) -> Entry:  # fmt: skip
-    """One kernel at one shape, gated and recorded; taken from the ledger where it passed before."""
-    started = time.monotonic()
-    judging = site.judging(1)
-    judging.convention = site.convention
-    subject: dict[str, Any] = {
-        "kernel": use.kernel, "shape": dict(use.shape), "asked": dict(use.settings), "settings": dict(use.settings),
-        "serves": list(serves), "seed": SEED,
-    }  # fmt: skip
-    try:
-        recipe = site.recipe(use.kernel)
-        subject["recipe_digest"] = recipe_digest(recipe.folder)
-        resolved = recipe.resolve(use.extents, dict(use.settings))
-        subject["settings"], subject["chosen"] = dict(resolved.settings), resolved.chosen
-        before = known.get(_key_of(subject, site.backend_name))
-        if before is not None:
-            return before
-        if not resolved.ok:
-            first = next(finding for finding in resolved.findings if finding.severity == "error")
-            judging.measure("legal", False, first.message)
-            diagnosis = of_finding(first, kernel=use.kernel)
-            return site.attempt(phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, trial=trial)
-        return _run(site, recipe, resolved, backend, judging, subject, started, phase, trial)
-    except NpuToolsError as error:
-        judging.measure("legal", False, str(error))
-        diagnosis = of_error(error, "recipe")
-        return site.attempt(phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, trial=trial)
-    except Exception as error:  # a recipe's own code: whatever it does is told
-        judging.measure("legal", False, f"{type(error).__name__}: {error}")
-        diagnosis = Diagnosis("recipe", f"the recipe {use.kernel} failed: {type(error).__name__}: {error}", str(error))
-        return site.attempt(phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, trial=trial)
-
-
-def _run(
-    site: Site, recipe: Recipe, resolved: Resolved, backend: Backend, judging: Judging, subject: dict[str, Any],
-    started: float, phase: int, trial: bool,
-) -> Entry:  # fmt: skip
-    arguments = recipe.arguments(resolved)
-    outputs = [position for position, one in enumerate(arguments) if one.role == "output"]
-    loaded = backend.load(
-        recipe.program(resolved), name=recipe.name, options=recipe.compile_options(resolved), outputs=outputs
-    )
-    digests: dict[str, Any] = {"recipe": subject["recipe_digest"]}
-    if isinstance(loaded, Refused):
-        judging.measure("legal", False, loaded.first.message)
-        diagnosis = of_finding(loaded.first, kernel=recipe.name)
-        return site.attempt(
-            phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, digests=digests, trial=trial
-        )
-    judging.measure("legal", True)
-    digests["program"] = loaded.digest
-    tensors = recipe.inputs(resolved, SEED)
-    arranged = recipe.arrange(tensors, resolved)
-    static = {at: arranged[one.name] for at, one in enumerate(arguments) if one.role == "static"}
-    given = {at: arranged[one.name] for at, one in enumerate(arguments) if one.role == "input"}
-    ran = loaded.bind(static).run(given)
-    if not ran.ok or ran.failure is not None:
-        failure = ran.failure
-        judging.measure("signal", False, failure.message if failure else "the run failed")
-        diagnosis = of_finding(failure, kernel=recipe.name, refused=False) if failure else None
-        return site.attempt(
-            phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, digests=digests, trial=trial
-        )
-    got = recipe.collect({arguments[at].name: ran.outputs[at] for at in outputs}, resolved)
-    wanted = recipe.reference(tensors, resolved)
-    tolerance = recipe.tolerance(resolved, "upstream")
-    verdicts = {name: judge(got[name], reference, tolerance) for name, reference in wanted.items()}
-    judging.measure("signal", all(bool(np.any(np.asarray(got[name], np.float32))) for name in wanted))
-    missed = {name: verdict for name, verdict in verdicts.items() if not verdict.passed}
-    judging.measure("within_tolerance", not missed, "; ".join(f"{n}: {v.reason}" for n, v in missed.items()))
-    judging.measure("correlation", _smallest(verdicts))
-    judging.measure("tiles_used", _tiles(resolved))
-    diagnosis = None
-    if missed:
-        name, verdict = next(iter(missed.items()))
-        diagnosis = of_verdict(verdict, kernel=recipe.name, output=name)
-    place = site.place(phase, "kernel")
-    for name, reference in wanted.items():
-        save(place / f"{name}.npy", _kept(np.asarray(got[name], np.float32)))
-        save(place / f"{name}_reference.npy", _kept(np.asarray(reference, np.float32)))
-    errors = [v.metrics.mean_rel_l1 for v in verdicts.values() if v.metrics is not None]
-    metrics = {
-        "mean_rel_l1": max(errors, default=None), "outputs": {name: v.as_dict()["metrics"] for name, v in verdicts.items()},
-        "findings": len(resolved.findings),
-    }  # fmt: skip
-    return site.attempt(
-        phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, tolerance=plain(asdict(tolerance)),
-        metrics=metrics, digests=digests, results=[place], modelled_us=modelled(recipe, resolved, ran.modelled_us),
-        measured_us=ran.measured_us, trial=trial,
-    )  # fmt: skip
-
-
-def modelled(recipe: Recipe, resolved: Resolved, counted: float | None) -> float | None:
-    """The cost model's µs for a kernel; from what a run counted where nobody measured it."""
-    listed = recipe.manifest.settings
-    asked = {n: v for n, v in resolved.settings.items() if n not in listed or listed[n].source != "recipe"}
-    try:
-        return estimate_kernel(recipe.checked_as, resolved.extents, asked).modelled_us
-    except NpuToolsError:
-        return counted
-
-
-def _smallest(verdicts: dict[str, Verdict]) -> Value:
-    found = [v.metrics.cosine for v in verdicts.values() if v.metrics is not None and not np.isnan(v.metrics.cosine)]
-    return float(min(found)) if found else None
-
-
-def _tiles(resolved: Resolved) -> float:
-    """Compute tiles, as far as the settings tell."""
-    said = resolved.settings
-    pairs = (("herd_m", "herd_n"), ("herd_x", "herd_y"), ("num_q_tiles", "num_cascade_stages"), ("columns", "rows"))
-    for one, other in pairs:
-        if one in said:
-            tiles = int(said[one]) * int(said.get(other) or 1)
-            return float(tiles * int(said.get("heads_per_unroll") or 1))
-    return 1.0
-
-
-def _kept(array: Any) -> Any:
-    step = max(1, -(-array.nbytes // WHOLE_BYTES))
-    return array if step == 1 else array.reshape(-1)[::step]
-
-
 def _row(entry: Entry) -> dict[str, Any]:
     subject, body = entry.body["subject"], entry.body
     return {
@@ -192,20 +48,3 @@ def _row(entry: Entry) -> dict[str, Any]:
         "mean_rel_l1": body["metrics"].get("mean_rel_l1"), "modelled_us": body.get("modelled_us"),
         "measured_us": body.get("measured_us"), "ran_on": body["backend"], "attempt": entry.seq,
     }  # fmt: skip
-
-
-def _key(entry: Entry) -> str:
-    return _key_of(entry.body["subject"], str(entry.body.get("backend")))
-
-
-def _key_of(subject: dict[str, Any], backend: str) -> str:
-    names = ("kernel", "shape", "settings", "recipe_digest", "seed")
-    return repr(
-        [
-            *(
-                sorted(plain(subject.get(n)).items()) if isinstance(subject.get(n), dict) else subject.get(n)
-                for n in names
-            ),
-            backend,
-        ]
-    )

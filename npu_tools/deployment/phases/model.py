@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from npu_tools.deployment import oracle_runs, token_gate
-from npu_tools.deployment.phases.block import closeness
+from npu_tools.deployment.closeness import closeness
 from npu_tools.deployment.site import Ended, Site, save
 from npu_tools.deployment.steps import BASELINE, Deployed
 
