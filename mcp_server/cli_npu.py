@@ -159,6 +159,9 @@ def run(
     device: DeviceOption = "npu2",
     backend: BackendOption = "emulator",
     options: CompileOption = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="With --backend xrt: measure it too, 5 warm-ups and 20 timed runs.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a program, by default on the emulator: AIE2P numerics, deadlocks and stray reads explained, times modelled."""
@@ -167,6 +170,7 @@ def run(
         "outputs": str(outputs.absolute()), "numerics": numerics, "grouping": grouping, "timeout_s": timeout,
         "memory_mb": memory_mb, "timeline": str(timeline.absolute()) if timeline else None,
         "tile_map": str(tile_map.absolute()) if tile_map else None, "rounding": rounding, "device": device,
+        "profile": profile,
     }  # fmt: skip
     if backend == "xrt":
         places = _places()

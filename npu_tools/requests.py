@@ -50,7 +50,8 @@ class RunRequest(_Request):
     default in the job's folder) and never into an answer.
 
     `timeout_s` counts wall-clock seconds of the run; `memory_mb` bounds the live buffers (10^6 bytes each). `cache`,
-    `options` and `toolchain` concern the xrt backend alone, which compiles before it runs.
+    `options`, `toolchain` and `profile` (measure it, in runs of their own) concern the xrt backend alone, which compiles
+    before it runs.
     """
 
     program: ProgramSource
@@ -67,6 +68,7 @@ class RunRequest(_Request):
     timeline: str | None = None
     tile_map: str | None = None
     rounding: bool = False
+    profile: bool = False
     cache: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
     toolchain: Toolchain | None = None

@@ -81,6 +81,8 @@ def run(request: RunRequest, teller: Teller) -> dict[str, Any]:
         from npu_tools.backends.xrt.answers import run_answer
 
         return run_answer(request, teller)
+    if request.profile:
+        raise UnusableInput("the emulator's times are modelled, never measured; profile needs the backend xrt")
     if request.timeline or request.tile_map:
         from npu_tools.emulator import pictures
 

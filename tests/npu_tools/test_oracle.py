@@ -180,6 +180,19 @@ def test_the_process_refuses_an_architecture_with_its_reason() -> None:
     assert "mixture of experts" in result.reason
 
 
+def test_seeded_weights_go_through_the_process_to_files_and_figures(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        pytest.skip("torch and transformers (the extra 'models') are not installed")
+    notes: list[str] = []
+    request = StagesRequest(config=config(), weights="random:3", tokens=TOKENS, folder=str(tmp_path), keep=["output"])
+    result = run_oracle(request, timeout_s=120, progress=lambda done, total, note: notes.append(note))
+    assert (result.state, result.ok, result.reason) == ("done", True, "")
+    assert sorted(path.name for path in tmp_path.glob("layer_*")) == ["layer_00", "layer_01"]
+    assert set(result.answer["files"]) == {"layer_00/output.npy", "layer_01/output.npy"}
+    assert result.answer["weights_digest"]
+    assert result.peak_mb > 50
+
+
 def test_the_process_can_be_stopped_and_limited() -> None:
     request = StagesRequest(
         config=dict(published()[0].config), weights="random:1", tokens=[1] * 64, folder="x", keep=[]

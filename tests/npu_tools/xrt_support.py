@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from npu_tools.backends.xrt import XrtBackend
+from npu_tools.backends.xrt.backend import XrtKernel
 from npu_tools.findings import Finding
 from npu_tools.recipes import recipe
 from tests.stand_in.behaviours import Behaviour
@@ -57,3 +58,14 @@ def assert_said(findings: tuple[Finding, ...], behaviour: Behaviour) -> None:
 
 def name(behaviour: Behaviour) -> str:
     return behaviour.name.replace(" ", "-")
+
+
+def opened(tmp_path: Path, scenario: dict[str, object] | None = None) -> tuple[StandIn, XrtBackend]:
+    machine = StandIn(tmp_path, scenario)
+    return machine, XrtBackend(machine.toolchain, cache=tmp_path / "cache", patience=QUICK)
+
+
+def loaded(backend: XrtBackend, text: str | None = None, **options: object) -> XrtKernel:
+    kernel = backend.load(text or gemv()[0], name="gemv", options=options, outputs=(2,))
+    assert isinstance(kernel, XrtKernel), kernel
+    return kernel

@@ -28,7 +28,7 @@ TOOLS = Path(__file__).parent / "tools"
 VARIABLE = "HERDBOOK_STAND_IN"
 BDF = "0000:66:00.1"
 GOOD_PEANO = "21.0.0.2026080601+f4a72c27"
-QUICK = Patience(start_s=20, load_s=3, lock_s=1, dispatch_s=1, grace_s=2)
+QUICK = Patience(start_s=30, load_s=4, lock_s=1, dispatch_s=2, grace_s=3)
 """Limits a test can wait for; the emulator behind the fake device needs the start."""
 STRIX = {
     "bdf": BDF, "name": "NPU Strix", "architecture": "aie2p", "topology": "6x8", "firmware": "1.1.2.65",

@@ -121,9 +121,16 @@ def run_answer(request: RunRequest, teller: Teller) -> dict[str, Any]:
         if run.outputs:
             outputs = request.outputs or str(teller.folder / "out.npz")
             write_arrays(Path(outputs), {f"arg{position}": array for position, array in run.outputs.items()})
+        timed = None
+        if request.profile and run.ok:
+            from npu_tools.backends.xrt.profile import profile_program
+
+            timed = profile_program(backend, kernel, inputs)
         answer = _ran(
             run.ok, started, (*remarks, *kernel.findings, *run.findings), outputs, run.measured_us, run.counters
         )
+    if timed is not None:
+        answer["profile"] = timed.as_dict()
     return answer | ({"inputs": note} if note else {})
 
 

@@ -17,8 +17,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -67,6 +69,9 @@ class XrtBackend:
         self._loaded: dict[str, XrtKernel | Refused] = {}
         self._sessions: dict[str, Session] = {}
         self._contexts: OrderedDict[str, XrtKernel] = OrderedDict()
+        self._bounds: dict[str, WeakSet[XrtBound]] = {}
+        self._dropped: list[tuple[str, str]] = []
+        self._numbers = count()
 
     @property
     def name(self) -> BackendName:
@@ -113,7 +118,8 @@ class XrtBackend:
         for session in self._sessions.values():
             session.end()
         self._sessions.clear()
-        self._contexts.clear()
+        for here in list(self._contexts):
+            self._forget(here)
 
     def __enter__(self) -> XrtBackend:
         return self
@@ -128,7 +134,8 @@ class XrtBackend:
         session = self._session(kernel.artefact.format)
         if session.dead is not None:
             return session, session.dead
-        here = f"{kernel.artefact.format}/{kernel.id}"
+        here = kernel.here
+        self._free(session, kernel.artefact.format)
         if here in self._contexts:
             self._contexts.move_to_end(here)
             return session, None
@@ -152,29 +159,51 @@ class XrtBackend:
         if session is not None and (fatal == "device" or session.dead is not None):
             session.end()
             del self._sessions[form]
-            for here in [here for here in self._contexts if here.startswith(f"{form}/")]:
-                self._contexts.pop(here).forget()
-        elif fatal == "context" and session is not None and f"{form}/{kernel.id}" in self._contexts:
+            self._forget_all(form)
+        elif fatal == "context" and session is not None and kernel.here in self._contexts:
             session.close(kernel.id)
-            self._contexts.pop(f"{form}/{kernel.id}").forget()
+            self._forget(kernel.here)
+
+    def held(self, bound: XrtBound) -> str:
+        """Take note of a set of buffers, and of its end; the name it has on the device."""
+        name, here = f"{bound.kernel.id}#{next(self._numbers)}", bound.kernel.here
+        self._bounds.setdefault(here, WeakSet()).add(bound)
+        finalize(bound, self._dropped.append, (here, name)).atexit = False
+        return name
 
     def _session(self, form: str) -> Session:
         session = self._sessions.get(form)
         if session is None or session.dead is not None:
             if session is not None:
                 session.end()
-                for here in [here for here in self._contexts if here.startswith(f"{form}/")]:
-                    self._contexts.pop(here).forget()
+                self._forget_all(form)
             session = Session(self.toolchain, self.patience, self.cancelled)
             self._sessions[form] = session
         return session
 
     def _evict(self) -> None:
-        here, kernel = self._contexts.popitem(last=False)
-        kernel.forget()
-        session = self._sessions.get(here.partition("/")[0])
+        here, kernel = next(iter(self._contexts.items()))
+        self._forget(here)
+        session = self._sessions.get(kernel.artefact.format)
         if session is not None:
             session.close(kernel.id)
+
+    def _free(self, session: Session, form: str) -> None:
+        """Free the buffers of what nobody holds any more."""
+        for here, name in [one for one in self._dropped if one[0].startswith(f"{form}/")]:
+            self._dropped.remove((here, name))
+            if here in self._contexts:
+                session.drop(name)
+
+    def _forget(self, here: str) -> None:
+        """A context is gone: whatever was bound in it is bound again when it is used."""
+        self._contexts.pop(here, None)
+        for bound in self._bounds.get(here, ()):
+            bound.there = False
+
+    def _forget_all(self, form: str) -> None:
+        for here in [here for here in self._contexts if here.startswith(f"{form}/")]:
+            self._forget(here)
 
     def _load(
         self, text: str, name: str, options: Mapping[str, Any], outputs: Sequence[int] | None, digest: str
@@ -228,8 +257,8 @@ class XrtKernel:
         self.backend, self.name, self.digest = backend, name, digest
         self.arguments, self.outputs, self.findings, self.artefact = arguments, outputs, findings, artefact
         self.outputs_named = outputs_named
-        self.id = f"{artefact.folder.name}/{','.join(map(str, outputs))}"
-        self._bound: list[XrtBound] = []
+        self.id = artefact.folder.name
+        self.here = f"{artefact.format}/{artefact.folder.name}"
 
     @property
     def sizes(self) -> list[int]:
@@ -242,9 +271,7 @@ class XrtKernel:
         Raises:
             UnusableInput: an array of another shape or type than the argument.
         """
-        bound = XrtBound(self, self.fit(static), len(self._bound))
-        self._bound.append(bound)
-        return bound
+        return XrtBound(self, self.fit(static))
 
     def fit(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
         """Arrays as the arguments take them."""
@@ -255,19 +282,14 @@ class XrtKernel:
         ready = fitted(named, list(self.arguments))
         return {position: ready[f"arg{position}"] for position in arrays}
 
-    def forget(self) -> None:
-        """The device side is gone: whatever was bound there is bound again when it is used."""
-        for bound in self._bound:
-            bound.there = False
-
 
 class XrtBound:
     """A kernel with its static arguments held: here as bytes, and in buffers on the device while it is loaded."""
 
-    def __init__(self, kernel: XrtKernel, static: Mapping[int, Array], number: int) -> None:
+    def __init__(self, kernel: XrtKernel, static: Mapping[int, Array]) -> None:
         self._kernel = kernel
         self._static = {position: raw(array) for position, array in static.items()}
-        self.id = f"{kernel.id}#{number}"
+        self.id = kernel.backend.held(self)
         self.there = False
         self.clean = not any(has_nan(array) for array in static.values())
 

@@ -14,7 +14,7 @@ Several configurations are timed in turn, run by run, in one process: two proces
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, median, quantiles
 from typing import Any, Literal
 
@@ -147,6 +147,36 @@ def profile_recipes(
     return done
 
 
+def profile_program(
+    backend: XrtBackend,
+    kernel: XrtKernel,
+    inputs: Mapping[int, Array],
+    *,
+    warm_up: int = WARM_UP,
+    iterations: int = ITERATIONS,
+) -> Timed:
+    """A bare program timed on these inputs. Nobody judged its outputs: a run before this did not, and timed runs never are."""
+    backend.close()
+    environment = record(backend.toolchain)
+    bound = kernel.bind()
+    session, finding = bound.prepare()
+    if finding is None:
+        given = {bound.id: {position: raw(array) for position, array in bound.given(inputs).items()}}
+        answer = session.time([bound.id], given, warm_up, iterations)
+        finding = answer.finding
+        if finding is None:
+            times = tuple(float(us) for us in answer.said["us"][0])
+            made = Timed(
+                kernel.name, None, True, "not gated: judge the outputs of its run", times, warm_up,
+                kernel.artefact.format, environment=environment,
+            )  # fmt: skip
+            noisy = (outcome("timing-noisy", spread=made.max_over_min),) if made.noisy else ()
+            return replace(made, findings=noisy)
+        backend.failed(kernel, finding)
+    reason = f"timing failed: {finding.code}: {finding.message}"
+    return Timed(kernel.name, None, False, reason, findings=(finding,), environment=environment)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ready:
     """A configuration that passed its gate."""
@@ -248,12 +278,7 @@ def _timed(one: _Ready, times: Sequence[float] | Finding, warm_up: int, environm
         one.verdicts, one.findings, environment,
     )  # fmt: skip
     if made.noisy:
-        spread = made.max_over_min
-        noisy = outcome("timing-noisy", spread=spread)
-        return Timed(
-            made.kernel, made.resolved, True, made.reason, made.times_us, warm_up, made.format, made.verdicts,
-            (*made.findings, noisy), environment,
-        )  # fmt: skip
+        return replace(made, findings=(*made.findings, outcome("timing-noisy", spread=made.max_over_min)))
     return made
 
 

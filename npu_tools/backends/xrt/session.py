@@ -88,7 +88,9 @@ class Session:
             self.dead = outcome("toolchain-missing", tool=f"{toolchain.python} ({error.strerror or error})")
             return
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        hello = self._ask("load", patience.start_s, do="hello", locks=lock_paths(toolchain), lock_s=patience.lock_s)
+        hello = self._ask(
+            "load", patience.start_s, waits=False, do="hello", locks=lock_paths(toolchain), lock_s=patience.lock_s
+        )
         self.said_pid = hello.said.get("pid")
         if hello.finding is not None:
             self.end()
@@ -153,11 +155,11 @@ class Session:
 
     def drop(self, bound: str) -> None:
         """Free buffers."""
-        self._ask("run", self.patience.grace_s, do="drop", bound=bound)
+        self._ask("run", self.patience.grace_s, waits=False, do="drop", bound=bound)
 
     def close(self, id: str) -> None:
         """Free a context."""
-        self._ask("run", self.patience.grace_s, do="close", id=id)
+        self._ask("run", self.patience.grace_s, waits=False, do="close", id=id)
 
     def end(self) -> None:
         """End the child: asked first, then killed."""
@@ -181,8 +183,16 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _ask(self, stage: str, limit_s: float, *, context: Mapping[str, Any] | None = None, **command: Any) -> Answer:
-        """Send a command and wait for its answer; the limit counts from when the NPU's lock is ours."""
+    def _ask(
+        self,
+        stage: str,
+        limit_s: float,
+        *,
+        context: Mapping[str, Any] | None = None,
+        waits: bool = True,
+        **command: Any,
+    ) -> Answer:
+        """Send a command and wait for its answer; where it `waits` for the NPU's lock, the limit counts from then."""
         if self.dead is not None or self._process is None:
             return Answer(finding=self.dead or outcome("stopped"))
         assert self._process.stdin is not None
@@ -191,7 +201,7 @@ class Session:
             self._process.stdin.flush()
         except (OSError, ValueError):
             return self._died()
-        until = time.monotonic() + limit_s + self.patience.lock_s
+        until = time.monotonic() + limit_s + (self.patience.lock_s if waits else 0)
         while True:
             try:
                 line = self._lines.get(timeout=_POLL_S)
