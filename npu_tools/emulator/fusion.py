@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,8 @@ def fused(steps: Sequence[Step]) -> list[Step | Fused]:
     arrays: dict[tuple[str, tuple[int, ...]], Array] = {}
     found: list[Step | Fused] = list(steps)
     dropped: set[int] = set()
-    for loop in _loops(steps):
+    uses = _Uses(steps)
+    for loop in _loops(steps, uses):
         first = loop[0]
         kernels = [call.kernel for call in first.calls]
         common = fits(first.calls[0].numerics, kernels, first.operands)
@@ -51,13 +53,13 @@ def fused(steps: Sequence[Step]) -> list[Step | Fused]:
         body = Loop(first.calls[0].numerics, common, kernels, first.operands, arrays)
         for block in loop:
             dropped.update(block.places[:-1])
-            found[block.places[-1]] = _one(body, block, steps, begins=block is first, ends=block is loop[-1])
+            found[block.places[-1]] = _one(body, block, uses, begins=block is first, ends=block is loop[-1])
     return [step for at, step in enumerate(found) if at not in dropped]
 
 
-def _one(body: Loop, block: _Block, steps: Sequence[Step], *, begins: bool, ends: bool) -> Fused:
+def _one(body: Loop, block: _Block, uses: _Uses, *, begins: bool, ends: bool) -> Fused:
     operands, behind = block.operands, block.places[-1]
-    keep = not all(_forgotten(steps, behind, array) for array in (operands.total, operands.ratio))
+    keep = not all(uses.forgotten(array, behind) for array in (operands.total, operands.ratio))
 
     def run() -> None:
         if begins:
@@ -69,7 +71,7 @@ def _one(body: Loop, block: _Block, steps: Sequence[Step], *, begins: bool, ends
     return Fused(run)
 
 
-def _loops(steps: Sequence[Step]) -> list[list[_Block]]:
+def _loops(steps: Sequence[Step], uses: _Uses) -> list[list[_Block]]:
     """Blocks that follow each other on the same queries, maxima, sums and outputs, untouched in between."""
     loops: list[list[_Block]] = []
     latest: dict[int, list[_Block]] = {}
@@ -81,7 +83,7 @@ def _loops(steps: Sequence[Step]) -> list[list[_Block]]:
             continue
         calls = [call for call in (steps[at] for at in places) if isinstance(call, Call)]
         operands = _operands(calls)
-        if operands is None or _in_the_way(steps, places) or not _forgotten(steps, places[-1], operands.scores):
+        if operands is None or _in_the_way(steps, places) or not uses.forgotten(operands.scores, places[-1]):
             continue
         block = _Block(places, calls, operands)
         key = operands.output.ctypes.data
@@ -111,19 +113,22 @@ def _follows(steps: Sequence[Step], last: _Block, block: _Block) -> bool:
     return True
 
 
-_APART = CALLS[3], *CALLS[5:]
-"""The calls that do not touch the scores."""
+_APART = {"mul_r_gp": 3, "accum_sp_r_s": 3, "vector_copy_elems": 2}
+"""The calls that do not touch the scores, and which operand of the softmax they do touch."""
 
 
 def _pattern(steps: Sequence[Step], start: int) -> list[int] | None:
     """Where the calls of the pattern stand that begins at `start`: the next ones on the same scores."""
     (scores,) = _written(steps[start])
+    softmax: tuple[Any, ...] = ()
     places = [start]
     for at in range(start + 1, len(steps)):
         step = steps[at]
         wanted = CALLS[len(places)]
-        if isinstance(step, Call) and step.kernel.family == wanted and (wanted in _APART or _uses(step, scores)):
+        touched = softmax[_APART[wanted]] if wanted in _APART else scores
+        if isinstance(step, Call) and step.kernel.family == wanted and _uses(step, touched):
             places.append(at)
+            softmax = step.arguments if wanted == "fused_softmax" else softmax
             if len(places) == len(CALLS):
                 return places
         elif _uses(step, scores):
@@ -179,12 +184,30 @@ def _overlap(one: list[Array], other: list[Array]) -> bool:
     return any(np.may_share_memory(a, b) for a in one for b in other)
 
 
-def _forgotten(steps: Sequence[Step], behind: int, array: Array) -> bool:
-    """Whether nobody reads an array before it is written anew."""
-    for step in steps[behind + 1 :]:
-        if _uses(step, array):
-            return not _overlap(list(_read(step)), [array]) and any(_same(one, array) for one in _written(step))
-    return True
+class _Uses:
+    """Where the steps read and write, by the array that owns the storage."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._by_owner: dict[int, list[tuple[int, Array, bool]]] = {}
+        for at, step in enumerate(steps):
+            for array in _read(step):
+                self._by_owner.setdefault(_owner(array), []).append((at, array, False))
+            for array in _written(step):
+                self._by_owner.setdefault(_owner(array), []).append((at, array, True))
+
+    def forgotten(self, array: Array, behind: int) -> bool:
+        """Whether nobody reads an array after a step before it is written anew."""
+        later = [use for use in self._by_owner.get(_owner(array), ()) if use[0] > behind]
+        next_uses = [use for use in later if np.may_share_memory(use[1], array)]
+        first = [use for use in next_uses if use[0] == next_uses[0][0]]
+        return not first or (all(writes for _, _, writes in first) and any(_same(one, array) for _, one, _ in first))
+
+
+def _owner(array: Array) -> int:
+    """What tells apart the storage of arrays."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return id(array)
 
 
 def _read(step: Step) -> Iterator[Array]:

@@ -9,7 +9,7 @@ import pytest
 
 from npu_tools.air import parse_program
 from npu_tools.bench.attention_text import attention
-from npu_tools.emulator import RunResult, run_program
+from npu_tools.emulator import RunResult, fusion, journal, repeats, run_program
 
 SIZES = (512, 512, 4, 2)
 """Queries, keys, heads, key heads: four iterations."""
@@ -56,6 +56,22 @@ def test_repeated_iterations_count_as_executed_ones_do() -> None:
     assert np.array_equal(words(done), words(traced))
     assert abs(traced.counters.instructions - done.counters.instructions) < 10
     assert len(told) >= 3
+
+
+def test_attention_s_calls_on_a_block_of_keys_are_done_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads, each with a block a row of the herd and step: every one of its seven calls is in it."""
+    made: list[list] = []
+
+    def noted(steps):
+        made.append(fusion.fused(steps))
+        return made[-1]
+
+    monkeypatch.setattr(repeats, "fused", noted)
+    run(inputs())
+    ((*steps,),) = made
+    assert sum(isinstance(step, fusion.Fused) for step in steps) == 2 * SIZES[1] // 4 // 64
+    left = {step.kernel.family for step in steps if isinstance(step, journal.Call)}
+    assert not left & {"matmul_a_b_bf16", "fused_softmax", "matmul_g_b_bf16"}
 
 
 def test_a_repeated_iteration_stops_at_the_limit() -> None:
