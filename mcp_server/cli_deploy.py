@@ -20,8 +20,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Add `deploy` to `app`, and its bench to `herdbook bench`."""
+    from mcp_server.bench_deploy import deploy as bench
+    from mcp_server.cli_upkeep import bench_app
+
     app.command()(deploy)
+    bench_app.command("deploy")(bench)
 
 
 def deploy(
