@@ -145,7 +145,7 @@ def measure_speed(
         return NoPeer(f"no contest is named like {only!r}; there are {', '.join(one.name for one in CONTESTS)}")
     python = str(peer_python) if peer_python is not None else sys.executable
     try:
-        with _Side(python, _PEER) as peer, _Side(sys.executable, _OURS) as ours:
+        with Side(python, _PEER) as peer, Side(sys.executable, _OURS) as ours:
             conditions = _conditions(peer.ask({}), ours.ask({}), repeats)
             rows: list[SpeedRow] = []
             for place, contest in enumerate(chosen):
@@ -163,7 +163,7 @@ def measure_speed(
                 told = "x".join(str(size) for size in shape)
                 seconds = (tuple(rounds), binding, tuple(processor))
                 rows.append(SpeedRow(contest.name, told, contest.target, contest.peer, *seconds))
-    except _SideFailed as failed:
+    except SideFailed as failed:
         if failed.kind == "torch":
             return NoPeer(
                 f"{python} has no torch ({failed}); give an interpreter that has it with --peer-python, "
@@ -187,13 +187,13 @@ def _conditions(peer: dict[str, Any], ours: dict[str, Any], repeats: int) -> dic
     }
 
 
-class _SideFailed(Exception):
+class SideFailed(Exception):
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
         super().__init__(message)
 
 
-class _Side:
+class Side:
     """A child that prepares one contest and times it when asked: a JSON line in, a JSON line out."""
 
     def __init__(self, python: str, code: str) -> None:
@@ -208,9 +208,9 @@ class _Side:
                 encoding="utf-8",
             )
         except OSError as error:
-            raise _SideFailed("start", f"{python} cannot be started: {error.strerror or error}") from None
+            raise SideFailed("start", f"{python} cannot be started: {error.strerror or error}") from None
 
-    def __enter__(self) -> _Side:
+    def __enter__(self) -> Side:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -221,7 +221,7 @@ class _Side:
         """The answer to one request.
 
         Raises:
-            _SideFailed: the side ended, or says that it cannot.
+            SideFailed: the side ended, or says that it cannot.
         """
         from threading import Timer
 
@@ -238,10 +238,10 @@ class _Side:
         if not line:
             _, told = self._process.communicate()
             last = told.strip().splitlines()[-1] if told.strip() else f"over {_ENOUGH_S:.0f} s, or killed"
-            raise _SideFailed("torch" if "torch" in last and "No module" in last else "ended", last)
+            raise SideFailed("torch" if "torch" in last and "No module" in last else "ended", last)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise _SideFailed("error", answer["error"])
+            raise SideFailed("error", answer["error"])
         return answer
 
 

@@ -124,17 +124,26 @@ class Runner:
         hidden = host.embed(self._table(), padded, self.dtype)
         _tell(tap, None, "embedding", hidden)
         self.caches = []
-        if not self._angles:
-            self._angles = self._angles_at(np.arange(seq))
         for layer in range(self.layers):
-            stages = {"hidden": hidden, **self._angles}
-            self._run_steps("prefill", self.plan.prefill, layer, stages, tap)
+            stages = self.block(layer, hidden, tap)
             cache = host.KeyValueCache(self.dims.kv_heads, self.dims.head_dim)
             cache.append(stages["k_rope"][:count], stages[middle_stages(self.dims)[2]][:count])
             self.caches.append(cache)
             hidden = stages["output"]
         logits = self._head(hidden, count - 1, tap)
         return Prefill(logits, hidden[:count])
+
+    def block(self, layer: int, hidden: Array, tap: Tap | None = None) -> dict[str, Array]:
+        """Every stage of one layer of prefill, from its input [seq_len, emb].
+
+        Raises:
+            KernelFailed: a kernel was refused or its run failed.
+        """
+        if not self._angles:
+            self._angles = self._angles_at(np.arange(self.plan.seq_len))
+        stages = {"hidden": hidden, **self._angles}
+        self._run_steps("prefill", self.plan.prefill, layer, stages, tap)
+        return stages
 
     def decode(self, token: int, tap: Tap | None = None) -> Array:
         """The logits [vocab] after one more token.
