@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npu_tools.emulator.journal import Call, Copy, Load, Save, Step
-from npu_tools.emulator.kernels.attention_step import CALLS, Loop, Operands, fits
+from npu_tools.emulator.kernels.attention_step import CALLS, MASK, Loop, Mask, Operands, fits
 from npu_tools.emulator.types import Array
 
 
@@ -46,7 +46,7 @@ def fused(steps: Sequence[Step]) -> list[Step | Fused]:
     uses = _Uses(steps)
     for loop in _loops(steps, uses):
         first = loop[0]
-        kernels = [call.kernel for call in first.calls]
+        kernels = [call.kernel for call in first.calls if call.kernel.family in CALLS]
         common = fits(first.calls[0].numerics, kernels, first.operands)
         if common is None:
             continue
@@ -101,7 +101,7 @@ def _follows(steps: Sequence[Step], last: _Block, block: _Block) -> bool:
     same = [*zip(last.carried, block.carried, strict=True), (last.operands.queries, block.operands.queries)]
     if not all(_same(one, other) for one, other in same):
         return False
-    if any(one.kernel.detail != other.kernel.detail for one, other in zip(last.calls, block.calls, strict=True)):
+    if last.calls[1].kernel.detail != block.calls[1].kernel.detail:
         return False
     carried, queries = list(block.carried), [block.operands.queries]
     for at in range(last.places[-1] + 1, block.places[-1]):
@@ -121,16 +121,21 @@ def _pattern(steps: Sequence[Step], start: int) -> list[int] | None:
     """Where the calls of the pattern stand that begins at `start`: the next ones on the same scores."""
     (scores,) = _written(steps[start])
     softmax: tuple[Any, ...] = ()
-    places = [start]
+    places, wanted_at = [start], 1
     for at in range(start + 1, len(steps)):
         step = steps[at]
-        wanted = CALLS[len(places)]
+        wanted = CALLS[wanted_at]
         touched = softmax[_APART[wanted]] if wanted in _APART else scores
         if isinstance(step, Call) and step.kernel.family == wanted and _uses(step, touched):
             places.append(at)
             softmax = step.arguments if wanted == "fused_softmax" else softmax
-            if len(places) == len(CALLS):
+            wanted_at += 1
+            if wanted_at == len(CALLS):
                 return places
+        elif isinstance(step, Call) and (step.kernel.family, wanted, len(places)) == (MASK, CALLS[2], 2):
+            if not _same(step.arguments[0], scores):
+                return None
+            places.append(at)
         elif _uses(step, scores):
             return None
     return None
@@ -146,6 +151,8 @@ def _same(one: Array, other: Array) -> bool:
 
 def _operands(calls: list[Call]) -> Operands | None:
     """The arrays of the calls, where they belong together."""
+    masks = [call for call in calls if call.kernel.family == MASK]
+    calls = [call for call in calls if call.kernel.family in CALLS]
     if [len(call.arguments) for call in calls] != [1, 3, 4, 2, 3, 3, 3] or np.any(calls[-1].arguments[0]):
         return None
     zero, product, softmax, scale, output, sums = (call.arguments for call in calls[:-1])
@@ -163,7 +170,8 @@ def _operands(calls: list[Call]) -> Operands | None:
     if not all(_same(one, other) for one, other in pairs):
         return None
     (queries, keys, scores), (_, top, total, ratio), (_, values, out) = product, softmax, output
-    return Operands(queries, keys, scores, top, total, ratio, values, out, sums[0])
+    mask = Mask(masks[0].kernel, *masks[0].arguments[1:]) if masks else None
+    return Operands(queries, keys, scores, top, total, ratio, values, out, sums[0], mask)
 
 
 def _in_the_way(steps: Sequence[Step], places: list[int]) -> bool:

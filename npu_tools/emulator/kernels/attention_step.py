@@ -25,7 +25,7 @@ import numpy as np
 from npu_tools.emulator.kernels.flash_attention import LOG2_E, LOWEST, Kernels, taken_in
 from npu_tools.emulator.kernels.gemm import tile_dims
 from npu_tools.emulator.kernels.kernel import Array, ExternalKernel
-from npu_tools.emulator.kernels.lanes import flat, shaped
+from npu_tools.emulator.kernels.lanes import flat, lane_scalar, shaped
 from npu_tools.emulator.numerics import Numerics
 
 CALLS = (
@@ -38,6 +38,8 @@ CALLS = (
     "vector_copy_elems",
 )
 """The families of the seven calls."""
+MASK = "apply_causal_mask"
+"""The family of a call that may stand between the second and the third."""
 
 _SPLIT = np.float32(65537)
 _STEPS = 128
@@ -66,6 +68,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """A causal mask: its kernel, and the blocks of queries and keys [lanes x|1, lanes y|1] that it compares."""
+
+    kernel: ExternalKernel
+    query: Array | int
+    key: Array | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Operands:
     """The arrays of one block's calls, [lanes x|1, lanes y, …]."""
 
@@ -78,6 +89,7 @@ class Operands:
     values: Array
     output: Array
     denominator: Array
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +154,9 @@ class Loop:
         top, sums = np.empty_like(state.top), self._array("sums", (s.gy, 8, s.columns))
         product = self._array("product", (s.gy, s.width, s.columns))
         least, parts = 0.0, self._parts()
+        hidden = None if operands.mask is None else self._hidden(operands.mask)
         for lanes in parts:
-            weights = self._weights(keys[lanes], lanes, top[lanes])
+            weights = self._weights(keys[lanes], lanes, top[lanes], None if hidden is None else hidden[lanes])
             if weights is None:
                 self._by_kernels(operands)
                 return
@@ -175,7 +188,17 @@ class Loop:
         at_once = max(1, _AT_ONCE // (s.columns * s.keys))
         return [slice(start, min(s.gy, start + at_once)) for start in range(0, s.gy, at_once)]
 
-    def _weights(self, keys: Array, lanes: slice, top: Array) -> tuple[Array, float] | None:
+    def _hidden(self, mask: Mask) -> Array:
+        """Which scores the mask hides: [lanes y, keys, columns]."""
+        s = self._sizes
+        query, key = (np.broadcast_to(lane_scalar(each), (s.gx, s.gy)) for each in (mask.query, mask.key))
+        # Keys in the order of the blocks, against the rows of a query tile.
+        later = np.arange(s.keys).reshape(-1, 8).T.reshape(-1, 1) > np.arange(s.rows)
+        lanes = (slice(None), None, slice(None), None)
+        hidden = (key > query).T[lanes] | ((key == query).T[lanes] & later[:, None])
+        return hidden.reshape(s.gy, s.keys, s.columns)
+
+    def _weights(self, keys: Array, lanes: slice, top: Array, hidden: Array | None) -> tuple[Array, float] | None:
         """Weights [lanes, keys, columns] and their least exponent in steps, and the maxima in `top`; None where there are
         values this cannot take."""
         s, state = self._sizes, self._state
@@ -183,10 +206,14 @@ class Loop:
         scores, spare = self._array("scores", shape), self._array("spare", shape)
         np.matmul(keys.swapaxes(1, 2), state.queries[lanes], out=scores)
         to_bf16(scores, spare)
+        if hidden is not None:
+            np.copyto(scores, LOWEST, where=hidden)
         np.maximum.reduce(scores, axis=1, out=top)
         np.maximum(top, LOWEST, out=top)
         np.maximum(top, state.top[lanes], out=top)
         np.subtract(scores, top[:, None], out=scores)
+        if hidden is not None:
+            np.copyto(scores, _FAR, where=hidden)
         to_bf16(scores, spare)
         least = weights_of(scores, self._numerics, self._kernels)
         return None if least is None else (scores, least)
@@ -227,6 +254,8 @@ class Loop:
             (0, o.total, o.denominator),
         )
         for call, given in zip(self._calls, arguments, strict=True):
+            if call.family == CALLS[2] and o.mask is not None:
+                o.mask.kernel.run(self._numerics, o.scores, o.mask.query, o.mask.key)
             call.run(self._numerics, *given)
         self._state.load(self._first)
         self._bounds = _measured(self._state.output)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npu_tools.emulator.kernels import Surroundings, attention_step
-from npu_tools.emulator.kernels.attention_step import Loop, Operands, fits, to_bf16, weights_of
+from npu_tools.emulator.kernels.attention_step import Loop, Mask, Operands, fits, to_bf16, weights_of
 from npu_tools.emulator.kernels.flash_attention import BUILDS, LOWEST, Kernels
 from npu_tools.emulator.numerics import Numerics
 from npu_tools.emulator.rounding import round_bf16
@@ -67,7 +67,10 @@ def another_block(given: Operands, seed: int) -> Operands:
 
 
 def copied(given: Operands) -> Operands:
-    return Operands(*(getattr(given, field.name).copy() for field in fields(Operands)))
+    arrays = {field.name: getattr(given, field.name) for field in fields(Operands)}
+    return Operands(
+        **{name: array.copy() if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+    )
 
 
 def one_by_one(numerics: Numerics, calls: list, o: Operands) -> None:
@@ -81,6 +84,8 @@ def one_by_one(numerics: Numerics, calls: list, o: Operands) -> None:
         (0, o.total, o.denominator),
     )
     for call, given in zip(calls, arguments, strict=True):
+        if call.family == "fused_softmax" and o.mask is not None:
+            o.mask.kernel.run(numerics, o.scores, o.mask.query, o.mask.key)
         call.run(numerics, *given)
 
 
@@ -120,6 +125,20 @@ def test_many_blocks_give_the_bits_of_one_after_the_other(bench, scale: float) -
     given.values[...] *= np.float32(scale)
     given.output[...] *= np.float32(2.0**-100 if scale < 1 else 1)
     assert not differing(*both(bench, given, blocks=16))
+
+
+@pytest.mark.parametrize("seed", [14, 15])
+@pytest.mark.parametrize("scale", [1.0, 20.0, np.nan])
+def test_masked_blocks_give_the_bits_of_one_after_the_other(bench, scale: float, seed: int) -> None:
+    """Tiles behind, on and before the diagonal: two of queries against three of keys."""
+    given = operands(1.0 if np.isnan(scale) else scale, seed)
+    if np.isnan(scale):
+        given.queries[0, 2, 3, 4] = np.nan
+    kernel = bench.kernel("apply_causal_mask", ["64x64xbf16", "i32", "i32"], "attn_npu2.o")
+    query, key = np.array([[1], [2]], np.int32), np.array([[0, 1, 2]], np.int32)
+    assert not differing(*both(bench, replace(given, mask=Mask(kernel, query, key)), blocks=2))
+    assert not differing(*both(bench, replace(given, mask=Mask(kernel, 0, 0))))
+    assert not differing(*both(bench, replace(given, mask=Mask(kernel, 0, 1))))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
