@@ -94,6 +94,17 @@ def _edited_logits(copy: Planted) -> None:
     copy.resign()
 
 
+def _nudged_logits(copy: Planted) -> None:
+    """Hugging Face's logits moved most of the way to the device's."""
+    model = copy.results_of("model", "prompt_00_logits.npy").parent
+    for path in sorted((copy.folder / "results" / "reference").glob("greedy-*/prompt_*_logits.npy")):
+        ours = copy.folder / model / path.name
+        if ours.is_file():
+            np.save(path, 0.2 * np.load(path) + 0.8 * np.load(ours))
+            _noted(copy, path.parent)
+    copy.resign()
+
+
 def _copied_outputs(copy: Planted) -> None:
     """The block's outputs are the reference's files."""
     place = copy.folder / copy.results_of("block", "layer_00/output.npy").parent
@@ -460,6 +471,7 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat("passed regardless", "passed with a missed criterion", ("criteria_inconsistent",), _passed_regardless),
     Cheat("oracle edited", "the FP32 reference moved to the device's output", ("reference_edited",), _edited_oracle),
     Cheat("oracle logits edited", "Hugging Face's logits are the device's", ("copied_reference",), _edited_logits),
+    Cheat("oracle logits nudged", "Hugging Face's logits moved towards the device", ("reference_edited",), _nudged_logits),
     Cheat("outputs copied", "the block's outputs are the reference", ("copied_reference",), _copied_outputs),
     Cheat("kernel output copied", "a kernel's output is its reference", ("copied_reference",), _copied_kernel),
     Cheat("tokens copied", "the device's logits are Hugging Face's", ("copied_reference",), _copied_tokens),

@@ -24,6 +24,7 @@ from npu_tools.evaluator.claims import Claims, read_claims
 from npu_tools.evaluator.coverage import audit_staleness, deployed_kernels
 from npu_tools.evaluator.reasons import CODES, Reason, Result, verdict_of
 from npu_tools.evaluator.rederive import Checked
+from npu_tools.evaluator.reference_again import audit_greedy
 from npu_tools.jobs.records import write_json
 from npu_tools.models.weights import open_weights
 from npu_tools.oracle import Decomposition
@@ -137,6 +138,9 @@ def _all(claims: Claims, found: Evaluation, place: Path, told: Told) -> None:
     audit("reference", lambda: results.audit_reference(claims, made))
     audit("block", lambda: results.audit_block(claims, made))
     audit("tokens", lambda: results.audit_tokens(claims, made))
+    full = found.effort == "full"
+    asked = place / "greedy"
+    audit("reference again", lambda: audit_greedy(claims, made, asked, whole=full, checked=found.checked))
     changed = recipes.overridden(claims)
     audit(
         "kernels again",
