@@ -403,7 +403,7 @@ def _kernel_not_gated(copy: Planted) -> None:
         lambda lines: [
             line
             for line in lines
-            if not (line["kind"] == "attempt" and part(line, "subject").get("kernel") == "silu_mul")
+            if not (line["kind"] == "attempt" and part(line, "subject").get("kernel") == "lm_head_gemv")
         ]
     )
 
