@@ -14,12 +14,10 @@ from npu_tools.air import parse_program
 from npu_tools.backends import Refused
 from npu_tools.backends.xrt import XrtBackend
 from npu_tools.backends.xrt.backend import XrtKernel
-from npu_tools.backends.xrt.external import wanted_objects
 from npu_tools.backends.xrt.options import plan_compile
 from npu_tools.device import device
 from npu_tools.emulator.run import choose_function
 from npu_tools.errors import UnusableInput
-from npu_tools.recipes import recipe
 from tests.npu_tools.xrt_support import ROOT, gemv, two_launches
 from tests.stand_in.machine import QUICK, StandIn
 
@@ -194,92 +192,6 @@ def test_a_cancelled_compile_says_so_and_ends_its_tools(tmp_path: Path) -> None:
     refused = backend_of(machine, tmp_path, cancelled=cancelled).load(gemv()[0], name="kernel")
     assert isinstance(refused, Refused)
     assert refused.first.code == "stopped"
-
-
-# -- external kernels --------------------------------------------------------------------------------------------------
-
-
-def test_baked_sizes_are_those_the_program_moves(tmp_path: Path) -> None:
-    machine = StandIn(tmp_path)
-    kernel = loaded(backend_of(machine, tmp_path), gemv()[0])
-    objects = payload(kernel)["objects"]
-    assert isinstance(objects, dict)
-    assert "DIM_M_OUTPUT=8" in objects["mv.o"]["defines"]
-    assert objects["mv.o"]["target"] == "--target=aie2p-none-unknown-elf"
-
-
-def test_an_object_of_other_sizes_is_never_reused_under_the_same_name(tmp_path: Path) -> None:
-    """mv_int4_bf16.o built for 16 rows, linked where 8 are moved, made every logit NaN (mlir-air PR 1666)."""
-    machine = StandIn(tmp_path)
-    backend = backend_of(machine, tmp_path)
-    loaded(backend, gemv()[0])
-    kernel = recipe(ROOT / "kernels", "gemv")
-    other = kernel.program(kernel.resolve("64x64", {"tile_m": 4, "m_input": 4}))
-    second = loaded(backend, other)
-    objects = payload(second)["objects"]
-    assert isinstance(objects, dict)
-    assert "DIM_M_OUTPUT=4" in objects["mv.o"]["defines"]
-    assert len(machine.calls("clang++")) == 2
-
-
-def test_an_object_is_built_once_for_one_set_of_sizes(tmp_path: Path) -> None:
-    machine = StandIn(tmp_path)
-    backend = backend_of(machine, tmp_path)
-    loaded(backend, gemv()[0])
-    loaded(backend, gemv()[0], stack_size=2048)
-    assert len(machine.calls("aircc")) == 2
-    assert len(machine.calls("clang++")) == 1
-
-
-def test_a_header_beside_the_source_makes_another_object(tmp_path: Path) -> None:
-    machine = StandIn(tmp_path)
-    backend = backend_of(machine, tmp_path)
-    loaded(backend, gemv()[0])
-    (machine.folder / "programming_examples/matrix_vector_multiplication/bf16/zero.cc").write_text("// new\n")
-    loaded(backend_of(machine, tmp_path), gemv()[0])
-    assert len(machine.calls("clang++")) == 2
-
-
-def test_sizes_of_gemm_gemv_and_attention_are_read_off_the_calls() -> None:
-    gemm = recipe(ROOT / "kernels", "gemm")
-    text = gemm.program(gemm.resolve("512x512x512", {"method": "drain", "tile_m": 32}))
-    wanted, findings = wanted_objects(parse_program(text, "gemm.mlir"), {})
-    assert not findings
-    (mm,) = [one for one in wanted if one.name == "mm.o"]
-    assert mm.defines["DIM_M"] == "32"
-    assert mm.defines["DIM_M_DIV_8"] == "4"
-    assert "AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16" in mm.defines
-
-
-LINKED = """module {
-  func.func private @op_has_no_registered_library_name(memref<1x1x4x4x8x8xbf16, 2>, memref<1x1x16x4x8x8xbf16, 2>, memref<1x1x16x4x8x8xf32, 2>) attributes {link_with = "mm.o", llvm.emit_c_interface}
-  func.func private @op_has_no_registered_library_name_m64(memref<1x1x4x8x8x8xbf16, 2>, memref<1x1x16x4x8x8xbf16, 2>, memref<1x1x16x8x8x8xf32, 2>) attributes {link_with = "OTHER", llvm.emit_c_interface}
-  func.func private @unheard_of(memref<8xbf16, 2>) attributes {link_with = "mine.o", llvm.emit_c_interface}
-  func.func @f(%a: memref<8xbf16>) {
-    return
-  }
-}
-"""
-
-
-def test_one_name_for_two_builds_is_refused_and_two_names_are_two_builds() -> None:
-    _, findings = wanted_objects(
-        parse_program(LINKED.replace("OTHER", "mm.o"), "f.mlir"), {"mine.o": {"source": "/x.cc"}}
-    )
-    assert [one.code for one in findings] == ["kernel-collision"]
-    wanted, findings = wanted_objects(
-        parse_program(LINKED.replace("OTHER", "mm_m64.o"), "f.mlir"), {"mine.o": {"source": "/x.cc"}}
-    )
-    assert not findings
-    assert {one.name: one.defines.get("DIM_M") for one in wanted} == {"mm.o": "32", "mm_m64.o": "64", "mine.o": None}
-    assert next(one for one in wanted if one.name == "mm_m64.o").defines["SYM_SUFFIX"] == "_m64"
-
-
-def test_an_object_nobody_knows_asks_for_its_source() -> None:
-    _, findings = wanted_objects(parse_program(LINKED.replace("OTHER", "mm_m64.o"), "f.mlir"), {})
-    assert [one.code for one in findings] == ["kernel-unknown"]
-    with pytest.raises(UnusableInput, match="source and defines"):
-        wanted_objects(parse_program(LINKED, "f.mlir"), {"mine.o": {"flags": ["-O0"]}})
 
 
 # -- what this package never does --------------------------------------------------------------------------------------

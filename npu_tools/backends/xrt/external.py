@@ -81,8 +81,13 @@ def wanted_objects(program: Program, given: Mapping[str, Any]) -> tuple[list[Wan
         made = _wanted(name, functions, program, _override(given, name))
         if isinstance(made, Finding):
             findings.append(made)
-        else:
-            wanted.append(made)
+            continue
+        wanted.append(made)
+        convention = next(
+            (row["convention"] for row in _objects() if made.source == row["source"] and "convention" in row), ""
+        )
+        if convention:
+            findings.append(outcome("kernel-convention", object=name, source_file=made.source, convention=convention))
     return wanted, findings
 
 
@@ -135,9 +140,16 @@ def _wanted(name: str, functions: list[FuncOp], program: Program, given: Mapping
         return outcome("kernel-unknown", object=name)
     defines = {key: str(value) for key, value in (row or {}).get("defines", {}).items()}
     asked = {str(key): str(value) for key, value in cast("Mapping[Any, Any]", given.get("defines", {})).items()}
+    known: list[str] = [] if given.get("source") else (row or {}).get("symbols", [])
+    renamed = _renamed(functions, known)
+    defines |= renamed
+    calls = [_call(one, renamed) for one in functions]
+    foreign = next((call.symbol for call in calls if known and not _defined(call.symbol, known)), None)
+    if foreign is not None:
+        return outcome("kernel-parameters", object=name, why=f"it calls {foreign}, which {source} does not define")
     rule = _RULES.get((row or {}).get("sizes", "")) if not given.get("source") else None
     if rule is not None:
-        sizes = rule(functions, program)
+        sizes = rule(calls, program)
         if isinstance(sizes, str):
             if not asked:
                 return outcome("kernel-parameters", object=name, why=sizes)
@@ -171,18 +183,60 @@ def _override(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 Sizes = list[dict[str, str]]
 
 
-def _gemm(functions: list[FuncOp], program: Program) -> Sizes | str:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function of the object: the name the source has for it, and the shapes of its memref arguments."""
+
+    symbol: str
+    shapes: list[tuple[int, ...] | None]
+    elements: list[str]
+
+    @property
+    def last(self) -> tuple[int, ...] | None:
+        return self.shapes[-1] if self.shapes else None
+
+
+def _renamed(functions: list[FuncOp], symbols: list[str]) -> dict[str, str]:
+    """Which of the source's symbols the program knows under a name with something before it."""
+    found: dict[str, str] = {}
+    for function in functions:
+        said = function.sym_name.data
+        if _defined(said, symbols):
+            continue
+        base = max((one for one in symbols if said.endswith(f"_{one}")), key=len, default=None)
+        if base is not None:
+            found[base] = said
+    return found
+
+
+def _defined(symbol: str, known: list[str]) -> bool:
+    """Whether a source defines a symbol, perhaps with the suffix of a second build."""
+    return symbol in known or any(re.fullmatch(rf"{re.escape(one)}_m\d+", symbol) for one in known)
+
+
+def _call(function: FuncOp, renamed: Mapping[str, str]) -> _Call:
+    said = function.sym_name.data
+    base = next((base for base, name in renamed.items() if name == said), said)
+    elements = [
+        str(cast("MemRefType[Attribute]", kind).element_type)
+        for kind in function.function_type.inputs.data
+        if isinstance(kind, MemRefType)
+    ]
+    return _Call(base, _shapes(function), elements)
+
+
+def _gemm(calls: list[_Call], program: Program) -> Sizes | str:
     """mm_aie2p.cc: A [.., K/8, M/8, 8, 8], B [.., N/8, K/8, 8, 8] of the product; the symbol's suffix is baked in too."""
     found: Sizes = []
-    for function in functions:
-        symbol = function.sym_name.data
-        matched = re.fullmatch(r"op_has_no_registered_library_name(\w*)", symbol)
-        shapes = _shapes(function)
-        if matched is None or len(shapes) < 3:
+    for call in calls:
+        matched = re.fullmatch(r"op_has_no_registered_library_name(\w*)", call.symbol)
+        if matched is None or len(call.shapes) < 3:
             continue
-        a, b = shapes[0], shapes[1]
+        a, b = call.shapes[0], call.shapes[1]
         if a is None or b is None or len(a) < 4 or len(b) < 4 or a[-2:] != (BLOCK, BLOCK):
-            return f"@{symbol} is not called with tiles of 8 x 8 blocks"
+            return f"@{call.symbol} is not called with tiles of 8 x 8 blocks"
+        if call.elements[:3] != ["bf16", "bf16", "f32"]:
+            return f"@{call.symbol} is called with {', '.join(call.elements)}: that object is of another source"
         k, m, n = a[-4] * BLOCK, a[-3] * BLOCK, b[-4] * BLOCK
         sizes = {"DIM_M": m, "DIM_N": n, "DIM_K": k, "DIM_N_DIV_4": n // 4, "DIM_M_DIV_4": m // 4}
         sizes |= {"DIM_N_DIV_8": n // 8, "DIM_M_DIV_8": m // 8}
@@ -191,22 +245,30 @@ def _gemm(functions: list[FuncOp], program: Program) -> Sizes | str:
     return found or "it calls no op_has_no_registered_library_name"
 
 
-def _gemv(functions: list[FuncOp], program: Program) -> Sizes | str:
+def _gemv(calls: list[_Call], program: Program) -> Sizes | str:
     """mv.cc: DIM_M_OUTPUT is the length of the output tile, the last argument."""
-    found = [{"DIM_M_OUTPUT": str(prod(last))} for last in map(_last, functions) if last is not None]
+    found = [{"DIM_M_OUTPUT": str(prod(call.last))} for call in calls if call.last is not None]
     return found or "no function of it takes a memref of known shape"
 
 
-def _gemv_int4(functions: list[FuncOp], program: Program) -> Sizes | str:
+def _gemv_cascade(calls: list[_Call], program: Program) -> Sizes | str:
+    """mv_bf16.cc: rows and depth of the tile a call multiplies; both are baked in, 8 and 512 where nobody says."""
+    found: Sizes = []
+    for call in calls:
+        if call.symbol == "matvec_vectorized_bf16" and len(call.shapes) == 3:
+            vector, out = call.shapes[1], call.shapes[2]
+            if vector is not None and out is not None:
+                found.append({"DIM_M": str(prod(out)), "DIM_K": str(prod(vector))})
+    return found or "it calls no matvec_vectorized_bf16 with tiles of known shape"
+
+
+def _gemv_int4(calls: list[_Call], program: Program) -> Sizes | str:
     """mv_int4_bf16.cc: packed rows are M*K/2 bytes of nibbles and 3 bytes (scale, zero) a group of DIM_GS."""
-    for function in functions:
-        shapes = _shapes(function)
-        if not function.sym_name.data.startswith("matvec_int4") or len(shapes) < 3:
+    for call in calls:
+        if call.symbol not in ("matvec_int4_bf16_packed", "matvec_int4_bf16_packed_store") or len(call.shapes) < 3:
             continue
-        packed, vector, out = shapes[0], shapes[1], shapes[-1]
+        packed, vector, out = call.shapes[0], call.shapes[1], call.shapes[-1]
         if packed is None or vector is None or out is None:
-            continue
-        if function.sym_name.data.endswith("_b_offset"):
             continue
         m, k = prod(out), prod(vector)
         groups = prod(packed) - m * k // 2
@@ -215,34 +277,36 @@ def _gemv_int4(functions: list[FuncOp], program: Program) -> Sizes | str:
     return "no matvec_int4_bf16_packed with tiles of known shape"
 
 
-def _attention(functions: list[FuncOp], program: Program) -> Sizes | str:
+def _attention(calls: list[_Call], program: Program) -> Sizes | str:
     """attn_npu2.cc: sizes of one tile. Scores are A B^T of [lqp, dk] and [lkp, dk]; the output tile is [lqp, dv]."""
-    named = {function.sym_name.data: _shapes(function) for function in functions}
+    named = {call.symbol: call.shapes for call in calls}
     scores, output = named.get("matmul_a_b_bf16"), named.get("matmul_g_b_bf16")
-    rows = next((_last(one) for one in functions if one.sym_name.data.startswith("zero_fill_sp_bf16")), None)
+    rows = next((call.last for call in calls if call.symbol.startswith("zero_fill_sp_bf16")), None)
     if scores is None or output is None or rows is None or None in scores or None in output:
         return "it calls no matmul_a_b_bf16, matmul_g_b_bf16 and zero_fill_sp_bf16"
+    if "fused_softmax" not in named:
+        return "it calls no fused_softmax: that object is of another source"
     lqp = prod(rows)
     a, g, out = (prod(cast("tuple[int, ...]", one)) for one in (scores[0], scores[2], output[2]))
-    head = _head(program)
-    if head is None:
-        return "the head dimension is not the last extent of the function's first argument; give dk_full and dv_full"
+    # Heads-first programs show the head dimension. Sequence-first ones do not; there the tile holds all of it, since
+    # more than one chunk of dk hangs (mlir-air .claude/skills/debug-fa-runtime-failure).
+    head = _head(program) or a // lqp
     tiles = {"lqp": lqp, "lkp": g // lqp, "dk": a // lqp, "dv": out // lqp, "dk_full": head, "dv_full": head}
     return [{key: str(value) for key, value in tiles.items()}]
 
 
-def _attention_decode(functions: list[FuncOp], program: Program) -> Sizes | str:
+def _attention_decode(calls: list[_Call], program: Program) -> Sizes | str:
     """attn_decode_npu2.cc: the head dimension is the width of the rows RoPE is applied to."""
-    for function in functions:
-        last = _last(function)
-        if function.sym_name.data.startswith("shuffle_apply_rope_bf16") and last:
-            return [{"DIM_N": str(last[-1]), "HEAD_SIZE": str(last[-1])}]
+    for call in calls:
+        if call.symbol.startswith("shuffle_apply_rope_bf16") and call.last:
+            return [{"DIM_N": str(call.last[-1]), "HEAD_SIZE": str(call.last[-1])}]
     return "it calls no shuffle_apply_rope_bf16"
 
 
-_RULES: dict[str, Callable[[list[FuncOp], Program], Sizes | str]] = {
+_RULES: dict[str, Callable[[list[_Call], Program], Sizes | str]] = {
     "gemm": _gemm,
     "gemv": _gemv,
+    "gemv_cascade": _gemv_cascade,
     "gemv_int4": _gemv_int4,
     "attention": _attention,
     "attention_decode": _attention_decode,
@@ -257,11 +321,6 @@ def _shapes(function: FuncOp) -> list[tuple[int, ...] | None]:
             shape = tuple(cast("MemRefType[Attribute]", kind).get_shape())
             found.append(shape if all(size >= 0 for size in shape) else None)
     return found
-
-
-def _last(function: FuncOp) -> tuple[int, ...] | None:
-    shapes = _shapes(function)
-    return shapes[-1] if shapes else None
 
 
 def _head(program: Program) -> int | None:
