@@ -261,7 +261,7 @@ class _Attention:
                 self.text.get(f"{stream}_0", [unit, 0, x], tile)
                 continue
             with self.text.where(f"s0 >= 0, s1 - {row} == 0", [x, y]):
-                self.text.get(f"{stream}_{row}", [unit, y, x], tile)
+                self.text.get(f"{stream}_{row}", [unit, 0, x], tile)
 
     def _multiply(self, queries: Value, keys: Value, flat: Value, depth: int) -> None:
         if depth == 0:

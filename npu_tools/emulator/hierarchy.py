@@ -282,7 +282,8 @@ def start_launch(
     most, axis = side_by_side
 
     first = machine.counters.launch_iterations
-    plan = None if repeated is None or not repeated.begin(values) else repeated
+    start = (0,) * len(extents)
+    plan = None if repeated is None or not repeated.begin(values, start, pending) else repeated
 
     def iterate() -> None:
         begun = machine.counters.launch_iterations > first
@@ -294,6 +295,8 @@ def start_launch(
         if not together:
             machine.scheduler.finish(pending)
             return
+        if plan is not None and not plan.goes_on(together[0]):
+            plan.begin(values, together[0], pending)
         count = len(together)
         machine.counters.launch_iterations += count
         point: list[Any] = list(together[0])

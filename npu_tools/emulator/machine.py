@@ -183,9 +183,10 @@ class Machine:
         """How the iterations of a launch after the first can be done by steps; None where they are run."""
         if self.grouping != "lifted" or self.trace is not None or self.numerics.report is not None:
             return None
-        if not isinstance(op, LaunchOp) or not repeats.alike(op, self.functions):
+        agreed = repeats.alike(op, self.functions) if isinstance(op, LaunchOp) else None
+        if not isinstance(op, LaunchOp) or agreed is None:
             return None
-        return repeats.Repeated(self, op, code)
+        return repeats.Repeated(self, op, code, agreed)
 
     def storage_strides(self, value: SSAValue, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides in elements of the buffer a value is given."""

@@ -5,6 +5,9 @@ into offsets of puts and gets that the launch itself makes on its arguments. Wha
 iteration, nor on data, since no scalar is loaded. So the first iteration is run as ever, with all its checks, while a
 journal is kept of what happens to memory; the others take the same steps on their own windows, in the same order.
 
+Leading launch ids may go to the cores as well, as the block of queries of a causal attention does: then iterations are
+alike among those that agree on them, and the first of each such run is the one that is journaled.
+
 It is run instead, as by text, when the first iteration left findings, elements in channels or a journal that says
 "spoiled", and when a window of a later one reaches beyond its argument or over elements nobody wrote.
 """
@@ -28,6 +31,7 @@ from npu_tools.emulator.fusion import Fused, fused
 from npu_tools.emulator.journal import Call, Copy, Journal, Load, Save, Step
 from npu_tools.emulator.memops import memref_type
 from npu_tools.emulator.memory import MemRef
+from npu_tools.emulator.tasks import Pending
 from npu_tools.emulator.types import Array, Fault, Instruction
 
 if TYPE_CHECKING:
@@ -65,15 +69,20 @@ Windows = dict[Operation, MemRef]
 Action = Callable[[Windows], None]
 
 
-def alike(launch: LaunchOp, functions: dict[str, func.FuncOp]) -> bool:
-    """Whether the iterations differ only in the windows of the launch's own puts and gets on its arguments."""
-    differing = set[SSAValue](launch.ids)
-    for op in launch.body.block.ops:
-        if op.name.startswith(_SCALAR) and any(value in differing for value in op.operands):
-            differing.update(op.results)
+def alike(launch: LaunchOp, functions: dict[str, func.FuncOp]) -> int | None:
+    """How many leading ids iterations must agree on to differ only in the windows of the launch's own puts and gets on its
+    arguments; None where they differ otherwise even then."""
     if any(isinstance(value.type, AsyncTokenType) for value in (*launch.operands, *launch.results)):
-        return False
-    return all(_is_alike(op, launch, differing, functions) for op in launch.walk() if op is not launch)
+        return None
+    ids = list(launch.ids)
+    for agreed in range(max(1, len(ids))):
+        differing = set[SSAValue](ids[agreed:])
+        for op in launch.body.block.ops:
+            if op.name.startswith(_SCALAR) and any(value in differing for value in op.operands):
+                differing.update(op.results)
+        if all(_is_alike(op, launch, differing, functions) for op in launch.walk() if op is not launch):
+            return agreed
+    return None
 
 
 def _is_alike(op: Operation, launch: LaunchOp, differing: set[SSAValue], functions: dict[str, func.FuncOp]) -> bool:
@@ -129,21 +138,28 @@ class _Plan:
 
 @dataclass(slots=True, eq=False)
 class Repeated:
-    """One launch of a machine whose iterations are alike."""
+    """One launch of a machine whose iterations are alike, where they agree on this many leading ids."""
 
     machine: Machine
     launch: LaunchOp
     code: Code
+    agreed: int = 0
+    _run: tuple[int, ...] = ()
     _journal: Journal | None = None
     _plan: _Plan | None = None
     _before: _Counted | None = None
 
-    def begin(self, values: list[Any]) -> bool:
-        """Keep a journal of the iteration that is about to start; False where something else is under way."""
+    def begin(self, values: list[Any], point: tuple[int, ...], launched: Pending) -> bool:
+        """Keep a journal of the iteration that is about to start; False where something else is under way than what waits
+        for the launch to end."""
         machine = self.machine
+        self._run = point[: self.agreed]
         scheduler = machine.scheduler
         self._plan = self._journal = None
-        if scheduler.ready or scheduler.waiting or machine.pool.journal is not None:
+        waits = [task.wait for task in scheduler.waiting.values()]
+        if scheduler.ready or any(wait is None or wait.bodies != (launched,) for wait in waits):
+            return False
+        if machine.pool.journal is not None:
             return False
         if any(isinstance(value, MemRef) and value.buffer.lanes != (1, 1) for value in values):
             return False
@@ -165,6 +181,10 @@ class Repeated:
         self._plan = _Plan([_action(step) for step in fused(journal.steps)], before, after, self._scalar_path())
         return True
 
+    def goes_on(self, point: tuple[int, ...]) -> bool:
+        """Whether this iteration agrees with the one journaled last."""
+        return point[: self.agreed] == self._run
+
     def repeat(self, points: Iterator[tuple[int, ...]], arguments: list[Any]) -> tuple[int, ...] | None:
         """Do iterations by steps: all of them, or those before the one that is returned, which has to be run."""
         plan = self._plan
@@ -174,7 +194,7 @@ class Repeated:
         count = 0
         stuck: tuple[int, ...] | None = None
         for point in points:
-            windows = self._windows(plan, [*point, *arguments])
+            windows = self._windows(plan, [*point, *arguments]) if self.goes_on(point) else None
             if windows is None:
                 stuck = point
                 break

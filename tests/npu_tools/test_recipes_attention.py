@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from npu_tools.air import parse_program
+from npu_tools.air.dialect import LaunchOp
+from npu_tools.emulator.repeats import alike
 from npu_tools.emulator.run import run_program
 from npu_tools.errors import UnusableInput
 from npu_tools.recipes import recipe, run_case, run_cases
@@ -84,3 +86,17 @@ def test_all_tiles_at_once_and_one_by_one_give_the_same_bits(shape: str) -> None
 def test_what_this_design_does_not_print_is_refused(settings: dict[str, int | str]) -> None:
     with pytest.raises(UnusableInput):
         run_case(ATTENTION, "256x256x2x2x64", settings)
+
+
+def test_heads_of_one_block_of_queries_are_repeated_by_steps_and_blocks_are_run() -> None:
+    resolved = ATTENTION.resolve("128x128x4x2x64", {"num_q_tiles": 1, "lqp": 64})
+    program = parse_program(ATTENTION.program(resolved), "attention.mlir")
+    (launch,) = (op for op in program.module.walk() if isinstance(op, LaunchOp))
+    assert alike(launch, {}) == 1
+    tensors = ATTENTION.inputs(resolved)
+    arguments = {f"arg{at}": tensors[name] for at, name in enumerate("qkv")}
+    by_steps, by_text = (run_program(program, arguments, grouping=grouping) for grouping in ("lifted", "per-tile"))
+    assert (by_steps.ok, by_text.ok) == (True, True)
+    assert np.array_equal(by_steps.outputs["arg3"], by_text.outputs["arg3"])
+    assert by_steps.counters.launch_iterations == by_text.counters.launch_iterations == 4
+    assert by_steps.counters.kernels == by_text.counters.kernels
