@@ -135,6 +135,7 @@ class Machine:
             warnings = self._adopt(ledger)
             site = Site(self.workspace, ledger, self.world, self.shipped, self.advise, self.teller)
             if first is not None:
+                self._needs(State.of(ledger.entries()), first)
                 self._reopen(ledger, first, "asked to run it again")
             passed: list[int] = []
             while True:

@@ -62,10 +62,11 @@ class Agent:
         failure = reply["failures"][0]
         assert failure["fixed_when"], failure
         name, text = self.look_up(failure)
+        text += " ".join(failure["fixed_when"]).casefold()
         words, action = next((words, action) for words, action in PLAYBOOK if all(word in text for word in words))
         action(self, failure)
         self.fixed.append((reply["next_phase"], name, " ".join(words)))
-        if reply["next_phase"] not in (0, 6):
+        if reply["next_phase"] != 6:
             self.unnoted.append((failure["line"], f"{name}: {failure['message'][:200]}"))
 
 
@@ -107,8 +108,8 @@ PLAYBOOK: list[tuple[tuple[str, ...], Callable[[Agent, dict[str, Any]], None]]] 
     (("rms_norm_eps",), configured_epsilon),
     (("static", "activation"), nothing_static),
     (("allocated buffers exceeded",), remedied_tiles),
-    (("note", "lesson"), notes_written),
-    (("evaluator", "fresh"), shipped_recipe),
+    (("phase 6", "a note about each"), notes_written),
+    (("evaluator", "verdict.json"), shipped_recipe),
 ]
 
 

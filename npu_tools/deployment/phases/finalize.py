@@ -42,7 +42,8 @@ def run(site: Site) -> Ended:
     gated = token_gate.run_gate(site, form.request, form.meter, prompts, steps, place)
     same = max((each.same for each in gated.prompts), default=0)
     judging.measure("greedy_match", float(same), f"{same} leading tokens of the best of {len(prompts)} prompts")
-    repeats = gated.failure is None and _again(site, form, prompts[0]) == list(gated.prompts[0].tokens[:GREEDY])
+    first = list(gated.prompts[0].tokens[:GREEDY]) if gated.prompts else []
+    repeats = gated.failure is None and bool(first) and _again(site, form, prompts[0], len(first)) == first
     judging.measure("generate_works", repeats, "" if repeats else "a second run gave other tokens, or none")
     try:
         written = write_documents(site.workspace, site.ledger.entries())
@@ -68,11 +69,11 @@ def run(site: Site) -> Ended:
     return Ended(True, f"{same} greedy tokens equal Hugging Face's; documents written; ready for harvest")
 
 
-def _again(site: Site, form: Deployed, prompt: list[int]) -> list[int]:
+def _again(site: Site, form: Deployed, prompt: list[int], count: int) -> list[int]:
     runner = site.runner(form.request, form.meter)
     logits = np.asarray(runner.prefill(prompt).logits, np.float32).reshape(-1)
     tokens = [top_k(logits, 1)[0]]
-    while len(tokens) < GREEDY:
+    while len(tokens) < count:
         tokens.append(top_k(np.asarray(runner.decode(tokens[-1]), np.float32).reshape(-1), 1)[0])
     return tokens
 
