@@ -88,3 +88,12 @@ def test_what_only_the_emulator_does_is_refused_in_words(tmp_path: Path) -> None
             run_work(RunRequest.model_validate({**base, **more}), Telling(tmp_path))
     with pytest.raises(UnusableInput, match="herdbook doctor"):
         run_work(RunRequest.model_validate({**base, "toolchain": None}), Telling(tmp_path))
+
+
+def test_a_program_that_never_reached_the_device_did_not_run_on_it(tmp_path: Path) -> None:
+    machine = StandIn(tmp_path, {"missing": ["peano"]})
+    more = {"backend": "xrt", "toolchain": machine.toolchain.model_dump(), "cache": str(tmp_path / "cache")}
+    answer = run_work(RunRequest.model_validate({"program": {"text": gemv()[0]}, **more}), Telling(tmp_path))
+    assert not answer["ok"]
+    assert answer["ran_on"] is None
+    assert answer["measured_us"] is None

@@ -226,6 +226,21 @@ def test_the_identity_changes_with_every_tool_and_release(tmp_path: Path) -> Non
     assert identify(first.toolchain).digest != before
 
 
+def test_tools_of_the_wheels_are_found_without_being_on_path_and_behind_what_is(tmp_path: Path) -> None:
+    """mlir_aie/bin must be on PATH for aircc (mlir-air tools/aircc/aircc.cpp); users' own tools come first."""
+    machine = StandIn(tmp_path, {"missing": ["aiecc"]})
+    assert machine.toolchain.find("aiecc") is None
+    place = machine.folder / "site" / "mlir_aie" / "bin"
+    place.mkdir()
+    for name in ("aiecc", "xrt-smi"):
+        (place / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (place / name).chmod(0o755)
+    assert machine.toolchain.find("aiecc") == place / "aiecc"
+    assert machine.toolchain.find("xrt-smi") == machine.folder / "bin" / "xrt-smi"
+    path = machine.toolchain.for_tools()["PATH"].split(os.pathsep)
+    assert path.index(str(machine.folder / "bin")) < path.index(str(place))
+
+
 def test_every_line_of_the_doctor_names_a_record_that_exists() -> None:
     shipped = {path.stem for path in (ROOT / "kb" / "corpus").rglob("*.md")}
     text = (ROOT / "npu_tools" / "backends" / "xrt" / "checklist.py").read_text(encoding="utf-8")

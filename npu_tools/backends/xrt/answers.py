@@ -1,7 +1,7 @@
 """compile and run on the device, as the commands and jobs answer them: the emulator's fields, with the device's content.
 
 A compile's `plan` says format, entry and linked objects; a run's `counters` what writing, running and reading took, its
-time measured. `ran_on` is "npu".
+time measured. `ran_on` is "npu", and null for a program that never reached the device.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def run_answer(request: RunRequest, teller: Teller) -> dict[str, Any]:
         if isinstance(kernel, Refused):
             if teller.cancelled():
                 raise RunStopped("stopped by a cancel request")
-            return _ran(False, started, kernel.findings, None, None)
+            return _ran(False, started, kernel.findings, None, None, reached=False)
         remarks = non_finite({f"arg{position}": array for position, array in inputs.items()})
         run = kernel.bind({}).run(inputs)
         if teller.cancelled():
@@ -157,10 +157,12 @@ def _ran(
     outputs: str | None,
     measured_us: float | None,
     counters: Mapping[str, Any] | None = None,
+    *,
+    reached: bool = True,
 ) -> dict[str, Any]:
     return {
         "ok": ok,
-        "ran_on": "npu",
+        "ran_on": "npu" if reached else None,
         "modelled_us": None,
         "measured_us": measured_us,
         "wall_s": round(time.monotonic() - started, 3),

@@ -192,7 +192,7 @@ def _compile(
         limit = timeout_s or plan.timeout_s or TIMEOUT_S
         ended = run_child(
             [str(aircc), *plan.arguments(peano)],
-            timeout_s=limit, folder=work, environment=toolchain.environment, log=log, cancelled=cancelled,
+            timeout_s=limit, folder=work, environment=toolchain.for_tools(), log=log, cancelled=cancelled,
         )  # fmt: skip
         findings += _findings(ended, plan, work, limit, str(log))
         if any(one.severity == "error" for one in findings):

@@ -117,7 +117,7 @@ def build_object(wanted: Wanted, toolchain: Toolchain, target: str, store: Path)
         clang = peano / "bin" / ("clang++.exe" if os.name == "nt" else "clang++")
         ended = run_child(
             [str(clang), *command, "-c", str(source), "-o", str(made)],
-            timeout_s=BUILD_S, folder=Path(scratch), environment=toolchain.environment, log=log,
+            timeout_s=BUILD_S, folder=Path(scratch), environment=toolchain.for_tools(), log=log,
         )  # fmt: skip
         if not ended.ok or not made.is_file() or made.stat().st_size == 0:
             known = [one for one in read_log(ended.text, "compile", place=str(store), need_mb=10, how=ended.state)]

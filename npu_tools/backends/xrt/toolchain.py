@@ -60,12 +60,28 @@ class Toolchain(BaseModel):
             bundled = self._bundled(tool)
             if bundled is not None:
                 return bundled
-        found = shutil.which(tool, path=os.pathsep.join(self.search)) if self.search else None
+        folders = self.folders()
+        found = shutil.which(tool, path=os.pathsep.join(folders)) if folders else None
         if found is None and tool == "xrt-smi":
             for place in ("opt/xilinx/xrt/bin/xrt-smi", "Windows/System32/AMD/xrt-smi.exe"):
                 if (Path(self.root) / place).is_file():
                     return Path(self.root) / place
         return Path(found) if found else None
+
+    def folders(self) -> list[str]:
+        """Where tools are looked for: the search folders, and behind them what the toolchain's own Python brings along."""
+        interior = inspect(self)
+        own = [str(Path(self.python).parent)] if os.path.isabs(self.python) and "air" in interior.modules else []
+        for name in ("mlir_aie", "mlir_air"):
+            if name in interior.folders:
+                own.append(str(Path(interior.folders[name]) / "bin"))
+        if self.aie:
+            own.append(str(Path(self.aie) / "bin"))
+        return [*self.search, *(each for each in dict.fromkeys(own) if each not in self.search)]
+
+    def for_tools(self) -> dict[str, str]:
+        """The environment of compilers: the children's, with those folders on PATH; aircc looks aiecc up there."""
+        return {**self.environment, "PATH": os.pathsep.join(self.folders())}
 
     def at(self, *parts: str) -> Path:
         """A place under the root of sys, dev and proc."""
