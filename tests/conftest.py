@@ -15,8 +15,11 @@ from mcp_server import Config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--air-ir DIR`: a folder of upstream's printed AIR programs, for the tests that read them."""
+    """`--air-ir DIR`: upstream's printed AIR programs, `--mlir-air DIR`: its sources; for the tests that read them."""
     parser.addoption("--air-ir", default=None, metavar="DIR", help="folder of upstream's printed AIR programs")
+    parser.addoption(
+        "--mlir-air", default=None, metavar="DIR", help="a clone of mlir-air, to compare with its own backend"
+    )
 
 
 @pytest.fixture
