@@ -8,11 +8,13 @@ however they are grouped: a chain ends after `LONGEST` calls or when its own win
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_tools.emulator.kernels.gemm import Product
 from npu_tools.emulator.types import Array
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ DEPTH_AXES = {"gemm_blocked": (-4, -3)}
 """Families that may be put off: where K lies in their A [K/s, M/r, r, s] and B [N/t, K/s, s, t]."""
 
 Key = tuple[int, ...]
+_Tile = tuple[Array, "tuple[Any, ...] | None"]
+"""A tile of A or B, and its origin."""
 
 
 def can_wait(kernel: ExternalKernel, elements: tuple[str, ...]) -> bool:
@@ -48,20 +52,39 @@ class Chain:
     target: MemRef
     low: int
     high: int
-    left: list[Array] = field(default_factory=list[Array])
-    right: list[Array] = field(default_factory=list[Array])
+    left: list[_Tile] = field(default_factory=list["_Tile"])
+    right: list[_Tile] = field(default_factory=list["_Tile"])
 
     def make(self) -> None:
         """Make the calls."""
-        along_a, along_b = DEPTH_AXES[self.kernel.family]
-        orders = self.kernel.storage_order
-        a, b = _joined(self.left, along_a, orders[0]), _joined(self.right, along_b, orders[1])
-        self.left, self.right = [], []
-        self.kernel.run(self.numerics, a, b, self.target.writable())
+        kernel, numerics = self.kernel, self.numerics
+        left, right, self.left, self.right = self.left, self.right, [], []
+        along_a, along_b = DEPTH_AXES[kernel.family]
+        orders, product = kernel.storage_order, kernel.detail
+        if not isinstance(product, Product):
+            a, b = _joined(left, along_a, orders[0]), _joined(right, along_b, orders[1])
+            kernel.run(numerics, a, b, self.target.writable())
+            return
+        a = self._taken_in("left", left, lambda: product.left(numerics, _joined(left, along_a, orders[0])))
+        b = self._taken_in("right", right, lambda: product.right(numerics, _joined(right, along_b, orders[1])))
+        product.add(numerics, a, b, self.target.writable())
+
+    def _taken_in(self, side: str, tiles: list[_Tile], make: Callable[[], Array]) -> Array:
+        """An operand as the unit takes it in; kept where it is made of what is never written, for the next launch."""
+        key = (self.kernel.run, side, *(origin for _, origin in tiles))
+        if self.numerics.report is not None or any(origin is None for _, origin in tiles):
+            return make()
+        pool = self.target.buffer.pool
+        found = pool.kept.get(key)
+        if found is None:
+            found = make()
+            pool.keep(key, found)
+        return found
 
 
-def _joined(parts: list[Array], axis: int, order: tuple[int, ...] | None) -> Array:
+def _joined(tiles: list[_Tile], axis: int, order: tuple[int, ...] | None) -> Array:
     """The tiles one behind the other along `axis`, laid out in memory as the kernel likes it."""
+    parts = [part for part, _ in tiles]
     lanes = (max(part.shape[0] for part in parts), max(part.shape[1] for part in parts))
     shape = [*lanes, *parts[0].shape[2:]]
     step = shape[axis]
@@ -92,8 +115,8 @@ def put_off(kernel: ExternalKernel, numerics: Numerics, refs: list[Any]) -> None
         low, high = c.span()
         chain = buffer.deferred[key] = Chain(kernel, numerics, c, low, high)
         buffer.version += 1
-    chain.left.append(left)
-    chain.right.append(right)
+    chain.left.append((left, a.origin()))
+    chain.right.append((right, b.origin()))
     a.buffer.lend()
     b.buffer.lend()
     if len(chain.left) >= LONGEST:

@@ -120,6 +120,7 @@ class Machine:
         """
         self.findings, self._seen = list(findings), set(seen)
         self.counters.clear()
+        self.pool.forget()
         self.pool.limit, self.pool.live, self.pool.peak = max_bytes, 0, 0
         self.pool.journal = None
         self.scheduler.renew(limits)

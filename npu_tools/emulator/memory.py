@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from npu_tools.emulator.turns import Turns
 
 
+Origin = tuple[Any, ...]
+"""A buffer that nothing ever writes, and the windows through which contents came from it."""
+
+
 @dataclass(slots=True, eq=False)
 class Buffer:
     """The storage behind memrefs. `lanes` are all lanes it has, `origin` where they lie in the herd."""
@@ -53,6 +57,8 @@ class Buffer:
     """Instead of `data`: a view [lanes, *shape] of another buffer's elements, copied from there as a whole."""
     constant: bool = False
     """Never written, so copies of it may wait for ever."""
+    origin: Origin | None = None
+    """Where the contents were copied from, as a whole, if that is never written: equal origins are equal contents."""
     source: Buffer | None = None
     """The buffer that `alias` looks at."""
     borrowers: list[Buffer] = field(default_factory=list["Buffer"])
@@ -81,6 +87,7 @@ class Buffer:
 
     def adopt(self, values: Array, *, constant: bool) -> None:
         """Take an array [*shape] as the storage; `constant` where nothing is ever going to write it."""
+        self.origin = None
         self.data = values.reshape(1, 1, -1)
         self.constant = constant
         self.version += 1
@@ -112,13 +119,13 @@ class Buffer:
                 self.pool.journal.spoil()
             self.reshape_lanes((view.shape[0], view.shape[1])).reshape(view.shape)[...] = view
 
-    def borrow(self, source: Buffer, view: Array) -> None:
-        """Be a view of another buffer's elements until one of the two is written."""
+    def borrow(self, source: Buffer, view: Array, origin: Origin | None) -> None:
+        """Be a view of another buffer's elements, which come from `origin`, until one of the two is written."""
         if self.data is not None:
             self.pool.give(self.data.nbytes)
         if self.pool.journal is not None:
             self.pool.journal.spoil()
-        self.data, self.alias, self.source, self.lent = None, view, source, False
+        self.data, self.alias, self.source, self.lent, self.origin = None, view, source, False, origin
         self.version += 1
         self.all_written()
         self.deferred.clear()
@@ -177,6 +184,7 @@ class Buffer:
 
     def separate(self, want: tuple[int, int]) -> Array:
         """Give lanes that shared their contents copies of their own along the axes where `want` is more than 1."""
+        self.origin = None
         old = self.storage()
         lanes = (max(old.shape[0], want[0]), max(old.shape[1], want[1]))
         if lanes == old.shape[:2]:
@@ -364,6 +372,7 @@ class MemRef:
 
     def poison(self) -> tuple[int, int]:
         """Give elements nobody wrote a telling value, and count them: how many there are, of how many read."""
+        self.buffer.origin = None
         unwritten = self.unwritten_view()
         view = self.array()
         value = POISON[view.dtype.kind]
@@ -406,6 +415,7 @@ class MemRef:
         buffer = self.buffer
         if buffer.freed:
             raise self._freed()
+        buffer.origin = None
         vx = vy = 1
         if isinstance(values, np.ndarray) and values.ndim >= 2 and values.ndim == len(self.shape) + 2:
             vx, vy = values.shape[0], values.shape[1]
@@ -561,6 +571,15 @@ class MemRef:
             self.gx,
             self.gy,
         )
+
+    def origin(self) -> Origin | None:
+        """What tells the contents of this window from those of others, if they come from what is never written."""
+        buffer = self.buffer
+        whole = buffer if buffer.constant else buffer.origin
+        if whole is None:
+            return None
+        lanes = (self.dx, self.dy, self.x0, self.y0, self.gx, self.gy)
+        return whole, self.offset, self.shape, self.strides, lanes
 
     def span(self) -> tuple[int, int]:
         """The elements of one buffer lane from the first to behind the last that any lane of the group sees."""

@@ -110,6 +110,7 @@ def run_on(
         outputs = results(entry, inputs, arguments, machine.numerics, wanted)
     except Fault as fault:
         machine.blame(fault, entry)
+    machine.pool.forget()
     counters = machine.counters
     counters.instructions = machine.scheduler.executed
     counters.peak_bytes = machine.pool.peak

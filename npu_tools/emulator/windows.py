@@ -173,7 +173,7 @@ def move(source: MemRef, target: MemRef, pads: Pads | None = None) -> int:
         raise UnwrittenRead(source)
     if source.shape == target.shape and pads is None:
         if target.shape == target.buffer.shape and target.whole and can_borrow(source, target):
-            target.buffer.borrow(source.buffer, source.array())
+            target.buffer.borrow(source.buffer, source.array(), source.origin())
             return source.size
         target.write(source.array(), source.unwritten_part() if source.buffer.missing else None)
         return source.size

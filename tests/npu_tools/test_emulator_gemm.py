@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from npu_tools.air import parse_program
+from npu_tools.emulator import blockfloat
+from npu_tools.emulator.prepared import PreparedProgram
 from npu_tools.emulator.run import RunResult, run_program
 from tests.npu_tools.gemm_program import Tiling, gemm_text
 
@@ -62,3 +64,39 @@ def test_upstreams_printed_gemm_agrees_with_numpy(air_ir: Path) -> None:
     assert result.ok, result.findings
     exact = a.astype(np.float32) @ b.astype(np.float32)
     assert np.abs(result.outputs["arg2"].astype(np.float32) - exact).mean() / np.abs(exact).mean() < 1.2e-2
+
+
+def test_an_operand_is_taken_in_once_for_all_launches_that_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two row blocks by two column blocks: each is in two launches."""
+    taken: list[tuple[int, ...]] = []
+    quantise = blockfloat.quantise
+
+    def counted(values: np.ndarray, axis: int) -> np.ndarray:
+        taken.append(values.shape)
+        return quantise(values, axis)
+
+    monkeypatch.setattr(blockfloat, "quantise", counted)
+    program = parse_program(gemm_text(64, 128, 96, SMALL), name="gemm.mlir")
+    given = operands(64, 128, 96)
+    lifted = run_program(program, given)
+    assert lifted.counters.launch_iterations == 4
+    assert len(taken) == 2 + 2
+    single = run_program(program, given, grouping="per-tile")
+    assert np.array_equal(lifted.outputs["arg2"].view(np.uint16), single.outputs["arg2"].view(np.uint16))
+
+
+def test_what_is_kept_of_one_run_is_not_seen_by_the_next() -> None:
+    program = PreparedProgram(parse_program(gemm_text(64, 128, 96, SMALL), name="gemm.mlir"), outputs=(2,))
+    first = operands(64, 128, 96)
+    second = [first[0] * first[0], first[1]]
+    for given in (first, second):
+        result = program.run(program.bind({"arg0": given[0], "arg1": given[1]}))
+        assert np.array_equal(result.outputs["arg2"], run_program(program.program, given).outputs["arg2"])
+
+
+def test_nothing_is_kept_where_memory_is_short() -> None:
+    program = parse_program(gemm_text(64, 128, 96, SMALL), name="gemm.mlir")
+    given = operands(64, 128, 96)
+    low = run_program(program, given, max_bytes=1 << 20)
+    assert low.ok, low.findings
+    assert np.array_equal(low.outputs["arg2"], run_program(program, given).outputs["arg2"])

@@ -20,6 +20,7 @@ of sums at the edges of the matrix it is given, so one call for the whole herd w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +60,15 @@ def multiply(numerics: Numerics, a: Array, b: Array, unit: MacUnit) -> Array:
     if unit == "float":
         return np.matmul(np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32))
     return integer_product(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """C += A B in parts, for callers that use an operand in several products: each as the unit takes it, then the rest."""
+
+    left: Callable[[Numerics, Array], Array]
+    right: Callable[[Numerics, Array], Array]
+    add: Callable[[Numerics, Array, Array, Array], None]
 
 
 def integer_product(a: Array, b: Array) -> Array:
@@ -112,8 +122,19 @@ def _blocked(call: Call) -> Built | None:
         target = natural_view(without_unit_axes(c), "columns")
         accumulate(numerics, target, multiply(numerics, left, right, unit), element, rounding)
 
+    def left(numerics: Numerics, a: Array) -> Array:
+        return numerics.quantise(np.ascontiguousarray(matrix_from_blocks(without_unit_axes(a), "columns")), -1)
+
+    def right(numerics: Numerics, b: Array) -> Array:
+        return numerics.quantise(np.ascontiguousarray(matrix_from_blocks(without_unit_axes(b), "columns")), -2)
+
+    def add(numerics: Numerics, a: Array, b: Array, c: Array) -> None:
+        target = natural_view(without_unit_axes(c), "columns")
+        accumulate(numerics, target, np.matmul(a, b), element, rounding)
+
     return Built(
         run,
+        detail=Product(left, right, add) if unit == "bfp16" else None,
         reads=(0, 1, 2),
         writes=(2,),
         accumulators=(2,),
