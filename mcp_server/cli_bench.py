@@ -275,10 +275,11 @@ def speed(
     tensors, and inputs bound to the program beforehand. The seconds are of lowering, run and outputs; what binding took
     stands beside them.
     """
+    from mcp_server.config import kernels_folder
     from npu_tools.bench.speed import NoPeer, measure_speed
 
     with progress_bar("measuring", as_json) as step:
-        measured = measure_speed(peer_python, only=only, repeats=repeats, small=small, progress=step)
+        measured = measure_speed(peer_python, kernels_folder(), only=only, repeats=repeats, small=small, progress=step)
     if isinstance(measured, NoPeer):
         fail(measured.message, as_json=as_json)
     targets: list[Target] = [

@@ -1,10 +1,9 @@
-"""AIR programs as text, at any size: a GEMM, a GEMV and FlashAttention of the same structure as upstream's builders.
+"""AIR programs as text, at any size: a GEMM and a GEMV of the same structure as upstream's builders.
 
     gemm(2048, 2048, 2048)            # launches of an 8 x 4 herd, L2 tiles of 256 along K, f32 accumulators in L1
     gemv(8192, 2048)                  # eight cores side by side, a launch for every 64 rows
-    attention(2048, 2048, heads=32)   # two heads at a time, four query tiles by four cascade stages
 
-All bf16. External kernels are those of upstream's mm.cc, mv.cc and attn_npu2.cc.
+All bf16. External kernels are those of upstream's mm.cc and mv.cc.
 """
 
 from __future__ import annotations

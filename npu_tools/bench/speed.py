@@ -1,6 +1,6 @@
 """How long full programs take on the emulator, beside torch's f32 on one thread, measured in one run.
 
->>> measured = measure_speed(None, repeats=3)
+>>> measured = measure_speed(None, kernels_folder, repeats=3)
 >>> [(row.name, row.ratio) for row in measured.rows]
 
 Both sides live in child processes with one BLAS thread and take turns, so that a busy machine slows both; the best of
@@ -133,13 +133,15 @@ class NoPeer:
 
 def measure_speed(
     peer_python: Path | None,
+    kernels: Path,
     *,
     only: str = "*",
     repeats: int = 3,
     small: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SpeedMeasured | NoPeer:
-    """Every contest whose name fits `only`; NoPeer where torch is not to be had or a side fails."""
+    """Every contest whose name fits `only`, attention by the recipe in `kernels`; NoPeer where torch is not to be had or
+    a side fails."""
     chosen = [contest for contest in CONTESTS if fnmatchcase(contest.name, only)]
     if not chosen:
         return NoPeer(f"no contest is named like {only!r}; there are {', '.join(one.name for one in CONTESTS)}")
@@ -150,7 +152,8 @@ def measure_speed(
             rows: list[SpeedRow] = []
             for place, contest in enumerate(chosen):
                 shape = contest.small if small else contest.shape
-                binding = float(ours.ask({"prepare": contest.name, "shape": shape})["binding_s"])
+                request = {"prepare": contest.name, "shape": shape, "kernels": str(kernels)}
+                binding = float(ours.ask(request)["binding_s"])
                 peer.ask({"prepare": contest.name, "shape": shape})
                 rounds: list[tuple[float, float]] = []
                 processor: list[tuple[float, float]] = []
@@ -295,13 +298,15 @@ def serve() -> None:
     import numpy as np
 
     from npu_tools.air import Program, parse_program
-    from npu_tools.bench.attention_text import attention
     from npu_tools.bench.programs_text import gemm, gemv
     from npu_tools.emulator import BoundInputs, bind_inputs, run_program
+    from npu_tools.recipes import recipe
 
     def heads_of_64(queries: int, keys: int, heads: int) -> str:
-        return attention(queries, keys, heads=heads)
+        attention = recipe(kernels, "flash_attention")
+        return attention.program(attention.resolve((queries, keys, heads, heads, 64), {"causal": False}))
 
+    kernels = Path()
     printers: dict[str, Callable[..., str]] = {"gemm": gemm, "gemv": gemv, "attention": heads_of_64}
     program: Program | None = None
     bound: BoundInputs | None = None
@@ -309,7 +314,7 @@ def serve() -> None:
         request: dict[str, Any] = json.loads(line)
         answer: dict[str, Any]
         if "prepare" in request:
-            name = str(request["prepare"])
+            name, kernels = str(request["prepare"]), Path(request["kernels"])
             program = parse_program(printers[name](*request["shape"]), name)
             entry = program.functions()[0]
             case = Case.of(program, entry, name)

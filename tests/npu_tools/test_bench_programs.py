@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from npu_tools.bench.attention_text import attention
 from npu_tools.bench.program import ProgramResult, Trying, judge_program
 from npu_tools.bench.programs import ProgramsMeasured, measure_programs, program_files
 from npu_tools.bench.programs_text import GemmTiles, gemm, gemv
 from npu_tools.bench.speed import NoPeer, SpeedRow, measure_speed
 from npu_tools.errors import UnusableInput
+from npu_tools.recipes import recipe
 
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+ATTENTION = recipe(KERNELS, "flash_attention")
 SMALL = GemmTiles(m=16, k_l2=32, k_l1=16, n=16, herd_m=2, herd_n=2)
 
 
@@ -30,7 +32,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     [
         ("gemm", gemm(64, 96, 32, SMALL)),
         ("gemv", gemv(32, 128, rows=4, at_once=2, cores=4)),
-        ("attention", attention(256, 256, heads=4, key_heads=2)),
+        ("attention", ATTENTION.program(ATTENTION.resolve("256x256x4x2x64", {"causal": False}))),
     ],
 )
 def test_a_printed_program_agrees_with_the_mathematics(tmp_path: Path, name: str, text: str) -> None:
@@ -92,10 +94,10 @@ def test_a_speed_ratio_is_best_over_best() -> None:
 
 
 def test_without_torch_nothing_is_measured_and_the_way_on_is_told(tmp_path: Path) -> None:
-    missing = measure_speed(tmp_path / "python", small=True)
+    missing = measure_speed(tmp_path / "python", KERNELS, small=True)
     assert isinstance(missing, NoPeer)
     assert "cannot be started" in missing.message
-    assert isinstance(unknown := measure_speed(None, only="x"), NoPeer)
+    assert isinstance(unknown := measure_speed(None, KERNELS, only="x"), NoPeer)
     assert "gemm, gemv, attention" in unknown.message
 
 

@@ -11,13 +11,13 @@ import pytest
 
 import npu_tools.bench.references as references
 from npu_tools.air import parse_program
-from npu_tools.bench.attention_text import attention as attention_program
 from npu_tools.bench.programs_text import gemm, gemv
 from npu_tools.bench.references import Case, reference_for
 from npu_tools.bench.references.attention import attention, head_width
 from npu_tools.bench.references.packed import Quantised, block_float, packed_rows
 from npu_tools.bench.references.rotary import rotate_halves, rotate_pairs
 from npu_tools.errors import UnusableInput
+from npu_tools.recipes import recipe
 
 RNG = np.random.default_rng(0)
 
@@ -92,11 +92,12 @@ def test_attention_with_equal_keys_averages_the_visible_values() -> None:
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2)])
 def test_the_width_of_a_head_is_read_from_the_program(heads: int, key_heads: int) -> None:
-    case = case_of(attention_program(256, 256, heads=heads, key_heads=key_heads), "attention")
+    flash = recipe(Path(__file__).resolve().parents[2] / "kernels", "flash_attention")
+    case = case_of(flash.program(flash.resolve((256, 256, heads, key_heads, 64))), "attention")
     assert head_width(case, 0) == 64
 
 
 def test_programs_of_sizes_that_no_launch_covers_are_refused() -> None:
-    for make in (lambda: gemm(500, 512, 512), lambda: gemv(100, 128), lambda: attention_program(256, 100, heads=2)):
+    for make in (lambda: gemm(500, 512, 512), lambda: gemv(100, 128)):
         with pytest.raises(UnusableInput, match="multiple"):
             make()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from npu_tools.air import parse_program
-from npu_tools.bench.attention_text import attention
 from npu_tools.emulator import RunResult, fusion, journal, repeats, run_program
+from npu_tools.recipes import recipe
 
+ATTENTION = recipe(Path(__file__).resolve().parents[2] / "kernels", "flash_attention")
 SIZES = (512, 512, 4, 2)
 """Queries, keys, heads, key heads: four iterations."""
 
 
 @lru_cache
 def text() -> str:
-    queries, keys, heads, key_heads = SIZES
-    return attention(queries, keys, heads=heads, key_heads=key_heads)
+    return ATTENTION.program(ATTENTION.resolve((*SIZES, 64), {"causal": False}))
 
 
 def inputs(scale: float = 1.0) -> list[np.ndarray]:

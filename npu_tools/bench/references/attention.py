@@ -202,6 +202,7 @@ def by_shape(case: Case) -> Trial:
 REFERENCES: tuple[tuple[str, Build], ...] = (
     ("flash_attention*", by_shape),
     ("@attention_bf16", by_shape),
+    ("@flash_attention", by_shape),
     ("attention_decode*", decode),
     ("llama2_mha*", decode),
     ("@mha_bf16", decode),
