@@ -291,6 +291,10 @@ class Recipe:
         handed = {n: v for n, v in handed.items() if n not in listed or listed[n].source != "recipe"}
         shape = tuple(extents.values())
         if self.manifest.parts:
+            unknown = [name for name in given if name not in own]
+            if unknown:
+                known = ", ".join(own) or "none"
+                raise UnusableInput(f"{self.name} has no setting {unknown[0]!r}; there are {known}")
             return self._stitched({**extents, **own}, extents, own, chosen, device)
         report = check_kernel(self.checked_as, shape, handed, device)
         case = resolve_kernel(self.checked_as, shape, handed, device)

@@ -14,6 +14,7 @@ from npu_tools.check import check_program
 from npu_tools.check.subject import CheckOptions
 from npu_tools.device import device
 from npu_tools.emulator.run import run_program
+from npu_tools.errors import UnusableInput
 from npu_tools.recipes import Recipe, misuses, recipe, run_cases, sibling
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
@@ -191,3 +192,5 @@ def test_somebodys_own_fused_kernel_needs_a_manifest_and_one_line(tmp_path: Path
     refused = own.resolve("100x128x256")
     assert not refused.ok
     assert any(finding.op == "gated: gate" for finding in refused.findings)
+    with pytest.raises(UnusableInput, match="eps"):
+        own.resolve("64x128x256", {"tile": 3})
