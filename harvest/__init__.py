@@ -12,8 +12,9 @@ language model: what a source does not state stays missing and is asked for.
 from harvest.apply import Applied, Status, apply_plan, status, undo
 from harvest.errors import HarvestError, NothingToUndo, NotReproducible, SourceUnusable
 from harvest.plan import Item, Plan, plan_harvest
+from harvest.reproduce import Reproduced, reproduce
 
 __all__ = [
-    "Applied", "HarvestError", "Item", "NotReproducible", "NothingToUndo", "Plan", "SourceUnusable", "Status",
-    "apply_plan", "plan_harvest", "status", "undo",
+    "Applied", "HarvestError", "Item", "NotReproducible", "NothingToUndo", "Plan", "Reproduced",
+    "SourceUnusable", "Status", "apply_plan", "plan_harvest", "reproduce", "status", "undo",
 ]  # fmt: skip

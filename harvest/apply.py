@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from harvest.errors import NothingToUndo
-from harvest.members import HARVEST, UNDONE, as_event, desired, reconcile, standing
+from harvest.members import HARVEST, REPRODUCED, UNDONE, as_event, desired, reconcile, standing
 from harvest.plan import Item, Plan
 from harvest.vet import Candidate
 from kb.errors import NotFound
@@ -113,6 +113,16 @@ def status(memory: Memory) -> Status:
     ]
     told = tuple({"id": h.id, "at": h.at, "of": h.root, "candidates": len(h.keys)} for h in stand.harvests)
     return Status(told, tuple(sorted(made)), tuple(sorted(lacking)))
+
+
+def promote(memory: Memory, record_id: str, key: str, event: dict[str, Any]) -> None:
+    """A harvested lesson whose cases ran as it says: `reproduced` from now on, in whatever record tells it."""
+    store = memory._writable()  # pyright: ignore[reportPrivateUsage]
+    with memory._lock, store.transaction():  # pyright: ignore[reportPrivateUsage]
+        store.note(REPRODUCED, record_id, {**event, "key": key})
+        stand = standing(store)
+        reconcile(memory, desired(stand.members, memory, stand.reproduced), REPRODUCED)
+    memory.refresh()
 
 
 def _waits(item: Item, plan: Plan, memory: Memory) -> bool:

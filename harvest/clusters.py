@@ -69,8 +69,11 @@ def same(a: Words, b: Words) -> bool:
 
 def disagree(a: Words, b: Words) -> bool:
     """Whether two lessons give the same diagnostic line different causes and fixes."""
-    if not a.signatures & b.signatures:
-        return False
+    return bool(a.signatures & b.signatures) and remedies_differ(a, b)
+
+
+def remedies_differ(a: Words, b: Words) -> bool:
+    """Whether cause and fix have too few words in common to be the same."""
     return len(a.remedy & b.remedy) / max(1, len(a.remedy | b.remedy)) < OTHERWISE
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from harvest.draft import Draft
 from harvest.gates import LedgerOutcome, drafts_of_ledger
@@ -27,8 +28,8 @@ class Extracted:
     left_out: tuple[LeftOut, ...]
 
 
-def extract(reading: Reading) -> Extracted:
-    """The drafts of everything that was read; the order is that of the files."""
+def extract(reading: Reading, recipes: Path | None = None) -> Extracted:
+    """The drafts of everything that was read, in the order of the files. `recipes`: the shipped ones."""
     drafts: list[Draft] = []
     outcomes: list[LedgerOutcome] = []
     left = list(reading.left_out)
@@ -36,7 +37,7 @@ def extract(reading: Reading) -> Extracted:
     for source in reading.sources:
         match source.kind:
             case "ledger":
-                told = drafts_of_ledger(source)
+                told = drafts_of_ledger(source, recipes)
                 drafts.extend(told.drafts)
                 outcomes.extend(told.outcomes)
                 left.extend(told.refused)

@@ -9,12 +9,15 @@ show as differences between what the failing and the passing attempt ran with. W
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
+from difflib import unified_diff
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 from harvest.draft import Case, Draft, Evidence
@@ -23,7 +26,8 @@ from harvest.wording import category_of
 from npu_tools.deployment.ledger import Entry, read
 from npu_tools.errors import NpuToolsError
 
-_IDENTITY = ("gate", "kernel", "shape", "stage", "layer", "model")
+MAX_DIFF_LINES, MAX_PRINTED_LINES = 40, 8
+_IDENTITY = ("gate", "kernel", "shape", "step", "stage", "layer", "model")
 """What an attempt is an attempt at; the rest of its subject is what may be changed."""
 _CATEGORY = {
     "l1_overflow": "resource_limit", "l2_overflow": "resource_limit", "bd_overflow": "resource_limit", "deadlock": "runtime_hang",
@@ -50,8 +54,9 @@ class Told:
     versions: Mapping[str, str]
 
 
-def drafts_of_ledger(source: Source) -> Told:
-    """The lessons, trajectory and kernel rows of one ledger."""
+def drafts_of_ledger(source: Source, shipped: Path | None = None) -> Told:
+    """The lessons, trajectory and kernel rows of one ledger. `shipped`: the folder of shipped recipes, to show what of
+    one was changed."""
     try:
         entries = read(source.path)
     except NpuToolsError as error:
@@ -63,17 +68,26 @@ def drafts_of_ledger(source: Source) -> Told:
     outcomes: list[LedgerOutcome] = []
     left: list[LeftOut] = []
     for attempts in _by_subject(entries).values():
-        drafts.extend(_pairs(entries, attempts, model, source, left))
+        drafts.extend(_pairs(entries, attempts, _About(model, source, shipped), left))
         outcomes.extend(_outcomes(entries, attempts))
     drafts.extend(_steps(entries, model, source))
     drafts.extend(_rows(entries, model))
     return Told(tuple(drafts), tuple(outcomes), tuple(left), versions)
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What all drafts of one ledger have in common."""
+
+    model: str
+    source: Source
+    shipped: Path | None
+
+
 def _by_subject(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     found: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.kind == "attempt":
+        if entry.kind == "attempt" and not _body(entry).get("trial"):
             found[_subject_key(_body(entry))].append(entry)
     return found
 
@@ -84,9 +98,7 @@ def _subject_key(body: Mapping[str, Any]) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-def _pairs(
-    entries: Sequence[Entry], attempts: Sequence[Entry], model: str, source: Source, left: list[LeftOut]
-) -> list[Draft]:
+def _pairs(entries: Sequence[Entry], attempts: Sequence[Entry], about: _About, left: list[LeftOut]) -> list[Draft]:
     """One draft for every diagnosis that went away: the last attempt that had it, the first that had not."""
     drafts: list[Draft] = []
     failing: Entry | None = None
@@ -98,10 +110,10 @@ def _pairs(
             continue
         code = _code(_body(failing))
         if not body.get("passed") and _code(body) == code:
-            tried.extend(_told(change) for change in _changes(entries, failing, attempt))
+            tried.extend(_told(change) for change in _changes(entries, failing, attempt, about))
             failing = attempt
             continue
-        changes = _changes(entries, failing, attempt)
+        changes = _changes(entries, failing, attempt, about)
         if changes:
             settled = attempt if body.get("passed") else _passing(attempts[position:])
             if settled is None:
@@ -109,7 +121,7 @@ def _pairs(
                     LeftOut(_evidence_id(failing, attempt), "the gate never passed afterwards: nothing is proven")
                 )
             else:
-                drafts.append(_lesson(failing, attempt, changes, tried, model, source))
+                drafts.append(_lesson(failing, attempt, changes, tried, about))
         elif body.get("passed"):
             left.append(
                 LeftOut(_evidence_id(failing, attempt), "it failed, then passed, and nothing recorded was changed")
@@ -136,28 +148,19 @@ class _Change:
     before: Any
     after: Any
     why: str
+    difference: str = ""
 
 
-def _changes(entries: Sequence[Entry], failing: Entry, after: Entry) -> list[_Change]:
+def _changes(entries: Sequence[Entry], failing: Entry, after: Entry, about: _About) -> list[_Change]:
     """What was decided between two attempts at one subject, and what else differs between what they ran with."""
     kernel = _kernel(_body(failing))
     found: list[_Change] = []
     for entry in entries:
         if entry.kind == "decision" and failing.seq < entry.seq < after.seq:
             body = _body(entry)
-            about = _subject_name(body.get("subject"))
-            if about and kernel and kernel not in about and about not in ("model", "deployment", "machine", "recipe"):
-                continue
-            if body.get("before") != body.get("after"):
-                found.append(
-                    _Change(
-                        about or kernel,
-                        _line(body.get("key")),
-                        body.get("before"),
-                        body.get("after"),
-                        _line(body.get("why")),
-                    )
-                )
+            change = _change(body, kernel)
+            if change is not None and body.get("before") != body.get("after"):
+                found.append(_with_difference(change, about))
     known = {change.key.rsplit(".", 1)[-1] for change in found}
     old, new = (_mapping(_mapping(_body(e).get("subject")).get("settings")) for e in (failing, after))
     for name in sorted({*old, *new}):
@@ -170,9 +173,47 @@ def _changes(entries: Sequence[Entry], failing: Entry, after: Entry) -> list[_Ch
     return found
 
 
-def _lesson(
-    failing: Entry, after: Entry, changes: Sequence[_Change], tried: Sequence[str], model: str, source: Source
-) -> Draft:
+def _change(body: Mapping[str, Any], kernel: str) -> _Change | None:
+    """What a decision changed, unless it is the machine's own or about another kernel."""
+    subject, key = _subject_name(body.get("subject")), _line(body.get("key"))
+    why, before, after = _line(body.get("why")), body.get("before"), body.get("after")
+    if subject == "option":
+        return None
+    if subject == "recipe":
+        name, _, file = key.partition("/")
+        return (
+            _Change(name, file or key, before, after, why) if not kernel or kernel in name or name in kernel else None
+        )
+    if subject == "setting":
+        head, _, name = key.rpartition(".")
+        named = head.split(" ")[0]
+        if kernel and "/" not in named and named and named not in kernel and kernel not in named:
+            return None
+        return _Change(head or kernel, name or key, before, after, why)
+    if subject and kernel and kernel not in subject and subject not in ("model", "deployment", "machine"):
+        return None
+    return _Change(subject or kernel, key, before, after, why)
+
+
+def _with_difference(change: _Change, about: _About) -> _Change:
+    """A changed recipe file with its lines, where the workspace still holds what was decided on."""
+    own = about.source.path.parent / "recipes" / change.subject / change.key
+    if about.shipped is None or not isinstance(change.after, str) or not own.is_file():
+        return change
+    text = own.read_text(encoding="utf-8", errors="replace")
+    if hashlib.sha256(own.read_bytes()).hexdigest() != change.after:
+        return change
+    old = about.shipped / change.subject / change.key
+    before = old.read_text(encoding="utf-8", errors="replace").splitlines() if old.is_file() else []
+    lines = [
+        line for line in unified_diff(before, text.splitlines(), lineterm="", n=0) if line[:3] not in ("---", "+++")
+    ]
+    shown = "\n".join(lines[:MAX_DIFF_LINES]) + ("\n…" if len(lines) > MAX_DIFF_LINES else "")
+    return replace(change, difference=shown)
+
+
+def _lesson(failing: Entry, after: Entry, changes: Sequence[_Change], tried: Sequence[str], about: _About) -> Draft:
+    model, source = about.model, about.source
     body = _body(failing)
     diagnosis = _mapping(body.get("diagnosis"))
     code, message = _code(body), _line(diagnosis.get("message"))
@@ -193,11 +234,9 @@ def _lesson(
     ]
     if missed:
         seen.append(f"Missed: {', '.join(missed[:4])}.")
-    diagnostic = "\n".join(
-        dict.fromkeys(
-            line for line in (_line(diagnosis.get("diagnostic")), f"{code}: {message}" if message else code) if line
-        )
-    )
+    printed = str(diagnosis.get("diagnostic") or diagnosis.get("text") or "").split("\n")[:MAX_PRINTED_LINES]
+    lines = [*(_line(line) for line in printed), f"{code}: {message}" if message else code]
+    diagnostic = "\n".join(dict.fromkeys(line for line in lines if line))
     why = [change.why for change in changes if change.why]
     missing = [] if why else ["cause"]
     several = len(changes) > 1
@@ -314,6 +353,8 @@ def _outcomes(entries: Sequence[Entry], attempts: Sequence[Entry]) -> list[Ledge
 
 def _told(change: _Change) -> str:
     where = f" of {change.subject}" if change.subject else ""
+    if change.difference:
+        return f"Change {change.key}{where}:\n```\n{change.difference}\n```"
     if change.key in ("recipe", "file") or (isinstance(change.after, str) and len(change.after) > 60):
         return f"Change {change.key or 'the recipe'}{where}: {_value(change.before)} → {_value(change.after)}"
     if change.before is None:
@@ -359,7 +400,8 @@ def _code(body: Mapping[str, Any]) -> str:
 
 
 def _kernel(body: Mapping[str, Any]) -> str:
-    return _line(_mapping(body.get("subject")).get("kernel"))
+    subject, diagnosis = _mapping(body.get("subject")), _mapping(body.get("diagnosis"))
+    return _line(subject.get("kernel") or diagnosis.get("kernel"))
 
 
 def _subject_name(subject: Any) -> str:
@@ -367,8 +409,9 @@ def _subject_name(subject: Any) -> str:
 
 
 def _shape_text(shape: Any) -> str:
-    if isinstance(shape, Mapping):
-        return "x".join(str(v) for v in cast("Mapping[str, Any]", shape).values())
+    if isinstance(shape, Mapping):  # the ledger sorts keys: M, K, N is how people read them
+        extents = cast("Mapping[str, Any]", shape)
+        return "x".join(str(extents[name]) for name in sorted(extents, key=lambda n: ("MKN".find(n) % 4, n)))
     return "x".join(str(v) for v in _list_any(shape)) if isinstance(shape, list | tuple) else _line(shape)
 
 

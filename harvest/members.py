@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from harvest.clusters import clusters, disagree, record_of, same, words_of
+from harvest.clusters import clusters, disagree, record_of, remedies_differ, same, words_of
 from harvest.draft import Case, Origin
 from harvest.vet import Candidate, identity
 from kb.errors import RecordInvalid
+from kb.filters import Filters
 from kb.memory import Memory
 from kb.records import Lesson, Record, record_from_dict
 from kb.store import Event, Store, fingerprint
+from kb.tokens import terms
 
+REPEATED = 0.8
+"""Share of a documented symptom's words in a note from which the note repeats it."""
 HARVEST, UNDONE, REPRODUCED = "harvest", "harvest_undone", "reproduced"
 
 
@@ -120,6 +124,26 @@ def against_shipped(record: Record, memory: Memory) -> list[str]:
     segment = memory.corpus.segment
     names = [segment.ids[number] for number in segment.with_signatures(list(own.signatures))]
     return sorted(n for n in names if disagree(own, words_of(memory.corpus.records[n])))
+
+
+def copied_from(record: Record, memory: Memory) -> list[str]:
+    """Shipped lessons whose whole symptom the record repeats while it gives another cause and fix.
+
+    A note that claims a documented failure for a remedy of its own is held for a person, whether or not the failure has
+    a diagnostic line that tells it apart.
+    """
+    if not isinstance(record, Lesson):
+        return []
+    own, said = words_of(record), set(terms(f"{record.title} {record.symptom}"))
+    found: list[str] = []
+    for hit in memory.explain(record.symptom, Filters(status="documented"), limit=3).hits:
+        if not hit.reviewed or not isinstance(hit.record, Lesson):
+            continue
+        theirs = set(terms(hit.record.symptom))
+        repeated = len(theirs & said) / max(1, len(theirs))
+        if repeated >= REPEATED and remedies_differ(own, words_of(hit.record)):
+            found.append(hit.record.id)
+    return found
 
 
 def reconcile(memory: Memory, wanted: Mapping[str, Wanted], harvest: str) -> tuple[list[str], list[str], list[str]]:

@@ -19,7 +19,7 @@ from harvest.clusters import clusters, record_of
 from harvest.draft import NOT_STATED, Draft
 from harvest.extract import extract
 from harvest.gates import LedgerOutcome
-from harvest.members import Standing, desired, standing, twin_of
+from harvest.members import Standing, copied_from, desired, standing, twin_of
 from harvest.sources import LeftOut, read_sources
 from harvest.vet import Candidate, Refusal, vet
 from kb.files import dump_record
@@ -99,18 +99,19 @@ class Plan:
 
 def plan_harvest(
     memory: Memory, root: Path, *, answers: Mapping[str, Mapping[str, str]] | None = None, minimum: str = "observed",
-    today: date | None = None,
+    recipes: Path | None = None, today: date | None = None,
 ) -> Plan:  # fmt: skip
     """What harvesting `root` would do.
 
     `answers`: by the id or evidence of an item, the fields nobody stated ("cause", "fix"), from whoever knows.
-    `minimum`: records of a lesser status are not taken in.
+    `minimum`: records of a lesser status are not taken in. `recipes`: the folder of shipped recipes, to show what of one
+    was changed.
 
     Raises:
         SourceUnusable: `root` cannot be read.
     """
     reading = read_sources(root)
-    told = extract(reading)
+    told = extract(reading, recipes)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
     for draft in told.drafts:
@@ -169,16 +170,15 @@ def _planned(
             )
             continue
         already = not added or any(m.key in before.members for m in item.members)
-        held_back = (
-            bool(item.against)
-            and not already
-            and _reviewed(item.against, memory)
-            and all(m.origin not in ("gate", "job") for m in ours)
-        )
-        action: Action = "seen" if already else "conflict" if item.against else "new"
-        why = _why(action, item.seen, len(ours), item.against, held_back)
+        against = item.against
+        if not already and len(memory.corpus.records) and all(m.origin not in ("gate", "job") for m in ours):
+            against = tuple(dict.fromkeys([*against, *copied_from(item.record, memory)]))
+        noted = all(m.origin not in ("gate", "job") for m in ours)
+        held_back = bool(against) and not already and _reviewed(against, memory) and noted
+        action: Action = "seen" if already else "conflict" if against else "new"
+        why = _why(action, item.seen, len(ours), against, held_back)
         items.append(
-            Item(action, name, item.record.kind, item.record.title, why, sources, needs, item.against, item.record, was)
+            Item(action, name, item.record.kind, item.record.title, why, sources, needs, against, item.record, was)
         )
         kept.update({m.key: m for m in added})
     for cluster in clusters([c for c in found if c.key not in held]):

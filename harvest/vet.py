@@ -34,7 +34,7 @@ _PERSONAL: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
         ("e-mail address", r"<redacted:e-mail>"),
-        ("telephone number", r"(?<![\w.+-])(?:\+\d{1,3}[ .-]?)?\(?\d{2,4}\)?[ .-]\d{3,4}[ .-]\d{3,5}(?![\w.-]*\d)(?=[^\d]|$)|(?<![\w.])\+\d{8,14}(?!\w)|(?i:\b(?:tel|phone|mobile|call me)\b\W{0,4}[\d+() .-]{7,20})"),
+        ("telephone number", r"(?<![\w.+-])(?:\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{3,5}|\d{3}[-.]\d{3}[-.]\d{4})(?![\w.-]*\d)|(?<![\w.])\+\d{1,3}[ .-]?\d{2,5}[ .-]?\d{4,9}(?!\w)|(?i:\b(?:tel|phone|mobile|call me)\b\W{0,4}[\d+() .-]{7,20})"),
         ("bank account", r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b"),
         ("social security number", r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"),
         ("identity document", r"(?i)\b(?:passport|driving licen[cs]e|identity card|national id|ssn|social security)\b\W{0,6}(?:no\.?|number|n°|#)?\W{0,4}[A-Z0-9-]{6,16}"),
@@ -43,7 +43,7 @@ _PERSONAL: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("health or pay", r"(?i)\b(?:diagnosed with|medical record|salary (?:is|of)|iban|credit card|cvv)\b"),
     )
 )  # fmt: skip
-_CARD = re.compile(r"(?<![\w.-])(?:\d[ -]?){12,18}\d(?![\w.-])")
+_CARD = re.compile(r"(?<![\w.-])(?:\d{4}([ -]?)\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}[ -]?\d{6}[ -]?\d{5})(?![\w.-])")
 _HARMFUL: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
@@ -53,7 +53,7 @@ _HARMFUL: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("installs from an untrusted place", r"--trusted-host|--(?:extra-)?index-url\s+http://|--no-verify-ssl|\bpip3?\s+install\b[^\n]{0,80}(?:git\+|https?://)(?!\S*(?:github\.com/(?:Xilinx|amd|llvm|nod-ai|huggingface|pytorch)/|files\.pythonhosted\.org|download\.pytorch\.org))|\bnpm\s+(?:i|install)\b[^\n]{0,40}https?://"),
         ("switches protection off", r"\b(?:disable|turn off|switch off)\b.{0,30}\b(?:firewall|selinux|apparmor|secure boot|iommu|antivirus|signature (?:check|verification)|tls|ssl)|setenforce\s+0|GIT_SSL_NO_VERIFY|verify\s*=\s*False|--insecure\b|NODE_TLS_REJECT"),
         ("runs hidden code", r"\bbase64\s+(?:-d|--decode)|\beval\s*[(\"'$`]|\bexec\(|powershell\b[^\n]{0,40}-enc|frombase64string|\\x[0-9a-f]{2}(?:\\x[0-9a-f]{2}){7}"),
-        ("defeats the gate instead of fixing the kernel", r"\b(?:set|raise|loosen|increase|change|bump|relax)\b.{0,40}\b(?:r?tol(?:erance)?|atol|rtol|threshold|gate)s?\b.{0,40}(?:\b1e\d{1,3}\b|\binf\b|\bnan\b|\b[1-9]\d{1,}(?:\.\d+)?\b|until (?:it|the gate) pass|so (?:that )?(?:it|everything|the gate) pass)|\b(?:r|a)tol\s*[=:]\s*(?:1e[1-9]|1e\+|inf|[1-9]\d*\b)|\b(?:copy|return|write|load|use)\b.{0,40}\b(?:reference|golden|expected|oracle)\b.{0,30}\b(?:as|to|into|for|instead of)\b.{0,25}\b(?:the |npu )?(?:output|result)|\b(?:skip|comment out|delete|remove|disable|bypass)\b.{0,30}\b(?:gate|verification|verify step|assert(?:ion)?s?|evaluator|phase 7|hash chain|ledger)\b|\b(?:edit|patch|change|overwrite)\b.{0,25}\b(?:oracle|reference|ledger|verdict)\b.{0,40}\b(?:match|agree|pass)|\breport (?:it )?as pass"),
+        ("defeats the gate instead of fixing the kernel", r"\b(?:set|raise|loosen|increase|change|bump|relax)\b.{0,40}\b(?:r?tol(?:erance)?|atol|rtol|threshold|gate)s?\b.{0,40}(?:\b1e\d{1,3}\b|\binf\b|\bnan\b|\b[1-9]\d{1,}(?:\.\d+)?\b|until (?:it|the gate) pass|so (?:that )?(?:it|everything|the gate) pass)|\b(?:r|a)tol\s*[=:]\s*(?:1e\+?[1-9]|inf\b|[1-9]\d+(?:\.\d+)?(?![\d.e-]))|\b(?:copy|return|write|load|use)\b.{0,40}\b(?:reference|golden|expected|oracle)\b.{0,30}\b(?:as|to|into|for|instead of)\b.{0,25}\b(?:the |npu )?(?:output|result)|(?<!never )(?<!not )(?<!don't )\b(?:skip|comment out|delete|remove|disable|bypass)\b.{0,30}\b(?:gate|verification|verify step|assert(?:ion)?s?|evaluator|phase 7|hash chain|ledger)\b|\b(?:edit|patch|change|overwrite)\b.{0,25}\b(?:oracle|reference|ledger|verdict)\b.{0,40}\b(?:match|agree|pass)|\breport (?:it )?as pass"),
         ("exposes data", r"\b(?:upload|post|send|paste|push)\b.{0,60}\b(?:\.env|credentials?|tokens?|secrets?|private key|ssh key|home directory|weights)\b.{0,60}\b(?:https?://|server|gist|pastebin|webhook|bucket)|\bscp\b[^\n]{0,80}@|\bcat\b[^\n]{0,60}(?:\.ssh|\.aws|\.netrc|\.env)"),
     )
 )  # fmt: skip
@@ -216,7 +216,7 @@ def _cut(value: Any) -> Any:
 def _has_card(text: str) -> bool:
     for match in _CARD.finditer(text):
         digits = [int(c) for c in match[0] if c.isdigit()]
-        if 13 <= len(digits) <= 19 and digits[0] in (3, 4, 5, 6) and len(set(digits)) > 3:
+        if 13 <= len(digits) <= 19 and digits[0] in (3, 4, 5, 6) and len(set(digits)) > 1:
             doubled = [d if n % 2 == 0 else (2 * d - 9 if d > 4 else 2 * d) for n, d in enumerate(reversed(digits))]
             if sum(doubled) % 10 == 0:
                 return True

@@ -268,7 +268,7 @@ _INSTRUCTION = re.compile(
     r"|\b(?:(?:ai|llm|language) (?:agent|assistant|model)|agent|assistant|claude|gpt|copilot|codex|(?:ai|llm)s?(?= (?:reading|that read|who read|seeing|processing)))s?\b.{0,40}\b(?:must|should|shall|have to|need to|are required to|has to)\b"
     r"|\b(?:curl|wget|iwr|invoke-webrequest)\b[^\n|]{0,200}\|\s*(?:sudo\s+)?(?:ba|z|da)?sh\b|\biex\s*\(|\beval\s+\"?\$\(curl"
     r"|\brm\s+-[a-z]*r[a-z]*f?\s+(?:--no-preserve-root\s+)?(?!~/\.(?:cache|iron|triton|npu)\b)[~/]\S*|\bbase64\s+(?:-d|--decode)\b[^\n]{0,60}\|\s*(?:ba)?sh|\bnc\s+-e\b|>\s*/etc/(?:passwd|sudoers)|authorized_keys"
-    r"|\b(?:send|post|upload|exfiltrate|leak|email|forward)\b.{0,50}\b(?:secret|token|key|credential|password|env(?:ironment)?|history|ssh|\.env|(?:the|this|your|whole|full|entire) conversation)s?\b"
+    r"|\b(?:send|post|upload|exfiltrate|leak(?! (?:in|on)to\b)|email|forward)\b.{0,50}\b(?:secret|token|key|credential|password|env(?:ironment)?|history|ssh|\.env|(?:the|this|your|whole|full|entire) conversation)s?\b"
     r"|\b(?:call|invoke|use|run)\b.{0,25}\b(?:report_outcome|contribute_lesson|harvest)\b.{0,60}\b(?:helped|worked|times|always|every)"
     r"|\b(?:always|must|only)\b.{0,30}\b(?:rank|return|show|prefer|recommend|trust|answer with)\b.{0,30}\b(?:this|me|first|lesson|record)\b"
     r"|\b(?:loosen|disable|skip|turn off|raise)\b.{0,30}\b(?:gate|tolerance|verification|safety|sandbox|guard)s?\b.{0,40}\b(?:and|so|to)\b.{0,20}\b(?:pass|report|claim|say)"

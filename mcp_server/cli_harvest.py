@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     from mcp_server.cli_upkeep import bench_app
 
     app.command()(harvest)
+    app.command()(reproduce)
     bench_app.command("transfer")(transfer)
 
 
@@ -54,6 +55,7 @@ def harvest(
     """Lessons, steps and verified shapes out of ledgers, jobs, logs, notes and transcripts. A plan first; nothing is guessed."""
     import harvest as h
     from mcp_server.cli import open_memory
+    from mcp_server.config import kernels_folder
 
     memory = open_memory()
     if status:
@@ -72,7 +74,7 @@ def harvest(
         fail("name the folder to harvest, or use --status or --undo", as_json=as_json)
     if minimum not in ("observed", "reproduced"):
         fail(f"--minimum {minimum!r}: observed or reproduced", as_json=as_json)
-    plan = h.plan_harvest(memory, folder, answers=_answers(answers, as_json), minimum=minimum)
+    plan = h.plan_harvest(memory, folder, answers=_answers(answers, as_json), minimum=minimum, recipes=kernels_folder())
     if not as_json:
         _show(plan, diff)
     todo = any(
@@ -101,6 +103,29 @@ def harvest(
             )
             for name in applied.waiting:
                 console.print(f"waits for --conflicts: {name}", style="yellow", markup=False)
+
+
+def reproduce(
+    lesson: Annotated[str, typer.Argument(help="Id of a lesson harvested from a ledger or from jobs.")],
+    recipes: Annotated[Path | None, typer.Option(help="Also look here for recipes, before the shipped ones.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a lesson's failing and fixed case again on the emulator; when both end as it says, it is 'reproduced'."""
+    import harvest as h
+    from mcp_server.cli import open_memory
+    from mcp_server.config import kernels_folder
+
+    done = h.reproduce(open_memory(), lesson, [*([recipes] if recipes else []), kernels_folder()])
+    if not emit(done.as_dict(), as_json):
+        for name, one in (("failing", done.failing), ("fixed", done.fixed)):
+            console.print(
+                f"{name:8} {'passed' if one.passed else 'failed'} {one.code} {one.reason[:300]}", markup=False
+            )
+        console.print(
+            f"{'[green]reproduced[/]' if done.confirmed else '[yellow]not reproduced[/]'}: {escape(done.why)}"
+        )
+    if not done.confirmed:
+        raise typer.Exit(1)
 
 
 def transfer(

@@ -23,6 +23,7 @@ from mcp_server import replies, wire
 from mcp_server.config import Config
 from mcp_server.deployment_tool import add_deployment
 from mcp_server.filtering import COMPONENT, DEVICE, KERNEL, MODEL, PHASE, filters_of
+from mcp_server.harvest_tool import add_harvest
 from mcp_server.npu import add_npu_tools
 from mcp_server.places import Places
 from mcp_server.replies import ContributeReply, Detail, ExplainReply, OutcomeReply, RecordReply, SearchReply
@@ -161,6 +162,7 @@ def build_server(
     _add_resources(server, recall)
     _add_prompts(server)
     add_deployment(server, Places(config.home, config.workspace, confined, config.toolchain), config)
+    add_harvest(server, Places(config.home, config.workspace, confined, config.toolchain), recall)
     add_skills(server, config.skills)
     if warm:
         recall.warm()

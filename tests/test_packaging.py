@@ -56,7 +56,7 @@ def test_every_package_is_listed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found = {
         ".".join(init.parent.relative_to(ROOT).parts)
-        for name in ("kb", "npu_tools", "mcp_server")
+        for name in ("kb", "npu_tools", "harvest", "mcp_server")
         for init in (ROOT / name).rglob("__init__.py")
     }
     assert set(project["tool"]["setuptools"]["packages"]) == found

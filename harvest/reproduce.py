@@ -1,0 +1,143 @@
+"""A lesson's failing and fixed case run again on the emulator: what was observed once becomes reproduced.
+
+>>> reproduce(memory, "gemv-l2-capacity-…", recipes=folder).confirmed
+
+The cases are those of the gate or job the lesson was harvested from: kernel, shape and settings, or the programs
+themselves. They run in a child process (recipes and programs are somebody's code). A lesson without cases, or one whose
+recipe files were changed and are not there any more, cannot be run again and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from harvest.apply import promote
+from harvest.draft import Case
+from harvest.errors import NotReproducible
+from harvest.members import desired, standing
+from harvest.vet import Candidate
+from kb.memory import Memory
+
+TIMEOUT_S = 900.0
+CLIENT = "reproduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one case ended on the emulator."""
+
+    passed: bool
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """Both cases of a lesson. `confirmed`: the failing one fails as it did, and the fixed one passes."""
+
+    lesson: str
+    failing: Outcome
+    fixed: Outcome
+    confirmed: bool
+    why: str
+    status: str
+    ran_on: str = "emulator"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+Run = Callable[[Mapping[str, Any], Sequence[Path]], Outcome]
+
+
+def reproduce(memory: Memory, lesson: str, recipes: Sequence[Path], run: Run | None = None) -> Reproduced:
+    """Run the stored cases of a harvested lesson again and record what came of it.
+
+    `recipes`: folders to find the kernel's recipe in, the first that has it wins. A confirmed lesson becomes
+    `reproduced`; one whose fixed case fails gets a vote against it.
+
+    Raises:
+        NotFound: no such lesson.
+        NotReproducible: it carries no case that can be run.
+    """
+    hit = memory.get(lesson)
+    member = _member(memory, lesson)
+    case = member.case if member is not None else None
+    if case is None or member is None:
+        raise NotReproducible(
+            f"{lesson} carries no cases: only lessons harvested from a deployment's ledger or from jobs can be run again"
+        )
+    _runnable(lesson, case)
+    ran = run or run_case_in_child
+    failing, fixed = ran(case.failing, recipes), ran(case.fixed, recipes)
+    as_before = not failing.passed and (
+        not case.code or case.code in (failing.code, "failed") or failing.code == "failed"
+    )
+    confirmed = as_before and fixed.passed
+    if confirmed:
+        promote(memory, lesson, member.key, {"failing": asdict(failing), "fixed": asdict(fixed), "ran_on": "emulator"})
+    elif not fixed.passed:
+        memory.report_outcome(lesson, False, f"its fixed case fails on the emulator: {fixed.reason[:300]}", CLIENT)
+    status = "reproduced" if confirmed else hit.record.status
+    return Reproduced(lesson, failing, fixed, confirmed, _why(case, failing, fixed, as_before), status)
+
+
+def _why(case: Case, failing: Outcome, fixed: Outcome, as_before: bool) -> str:
+    if failing.passed:
+        return "the failing case passes now: what it was about has changed"
+    if not as_before:
+        return f"the failing case fails otherwise now: {failing.code} instead of {case.code}"
+    return "fails as it did, and passes with the change" if fixed.passed else f"the fixed case fails: {fixed.reason}"
+
+
+def _member(memory: Memory, lesson: str) -> Candidate | None:
+    """The candidate with a case behind a record."""
+    assert memory.store is not None
+    stand = standing(memory.store)
+    item = desired(stand.members, memory, stand.reproduced).get(lesson)
+    members = item.members if item is not None else ()
+    return next((member for member in members if member.case is not None), None)
+
+
+def _runnable(lesson: str, case: Case) -> None:
+    for name, one in (("failing", case.failing), ("fixed", case.fixed)):
+        if not one.get("program_text") and not (one.get("kernel") and one.get("shape")):
+            raise NotReproducible(f"the {name} case of {lesson} names no kernel and shape and holds no program")
+    digests = (case.failing.get("recipe_digest"), case.fixed.get("recipe_digest"))
+    if (
+        not case.failing.get("program_text")
+        and digests[0] != digests[1]
+        and _settings(case.failing) == _settings(case.fixed)
+    ):
+        raise NotReproducible(
+            f"{lesson} is about a change to the recipe's files, and the failing files are not kept; put them in a "
+            "workspace and run the gate there"
+        )
+
+
+def _settings(case: Mapping[str, Any]) -> str:
+    return json.dumps(case.get("settings"), sort_keys=True)
+
+
+def run_case_in_child(case: Mapping[str, Any], recipes: Sequence[Path]) -> Outcome:
+    """One case in a process of its own."""
+    asked = json.dumps({"case": dict(case), "recipes": [str(folder) for folder in recipes]})
+    command = [sys.executable, "-P", "-m", "harvest.rerun"]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, input=asked, capture_output=True, text=True, encoding="utf-8", timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(False, "timeout", f"not done within {TIMEOUT_S:.0f} s")
+    try:
+        answer = cast("dict[str, Any]", json.loads(done.stdout.strip().split("\n")[-1]))
+    except ValueError:
+        return Outcome(False, "crashed", done.stderr.strip()[-300:] or "the child process ended without an answer")
+    return Outcome(bool(answer["passed"]), str(answer["code"]), str(answer["reason"]))
