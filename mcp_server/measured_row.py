@@ -26,7 +26,7 @@ def measured_row(timed: Timed, recipe: Recipe, command: str) -> KernelRow | None
     if timed.median_us is None or resolved is None or environment is None:
         return None
     said = timed.as_dict()
-    today = date.fromisoformat(environment.taken_at[:10])
+    day = environment.taken_at[:10]
     figures = [Figure(metric="latency", value=said["median_us"], unit="us")]
     operations = _operations(recipe.checked_as, dict(resolved.shape))
     if operations:
@@ -55,7 +55,7 @@ def measured_row(timed: Timed, recipe: Recipe, command: str) -> KernelRow | None
         devices=[environment.target if environment.target in ("npu1", "npu2") else "npu2"],
         phases=["1"],
         kernels=[recipe.checked_as],
-        provenance=[Provenance(evidence=f"{command}; toolchain {environment.tools}", date=today)],
+        provenance=[Provenance(evidence=f"{command}; toolchain {environment.tools}", date=date.fromisoformat(day))],
         kernel=recipe.checked_as,
         shape=dict(resolved.shape),
         dtype=f"{'+'.join(kinds)}->{'+'.join(sorted(outputs))}" if outputs and outputs != inputs else kinds[0],
@@ -64,7 +64,7 @@ def measured_row(timed: Timed, recipe: Recipe, command: str) -> KernelRow | None
         method=str(resolved.settings["method"]) if "method" in resolved.settings else None,
         precision=str(resolved.settings["precision"]) if "precision" in resolved.settings else None,
         figures=figures,
-        measured_on=today,
+        measured_on=date.fromisoformat(day),
         power_mode=environment.power_mode,
         notes=_notes(said, environment.as_dict()),
     )

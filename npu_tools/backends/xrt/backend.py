@@ -222,13 +222,13 @@ class XrtBackend:
         findings += argument_findings(arguments, self.device.value("buffer_object.offset_bytes"))
         if any(one.severity == "error" for one in findings):
             return Refused(name, tuple(findings))
-        compiled = self._compile(program, options)
-        findings += compiled.findings
-        if compiled.artefact is None:
-            return Refused(name, tuple(findings))
         here = self.machine.target
         if here is not None and here != self.device.compile_target:
             findings.append(outcome("wrong-generation", compiled=self.device.compile_target, device=here))
+            return Refused(name, tuple(findings))
+        compiled = self._compile(program, options)
+        findings += compiled.findings
+        if compiled.artefact is None:
             return Refused(name, tuple(findings))
         explicit = outputs is not None
         return XrtKernel(self, name, digest, arguments, wanted, tuple(findings), compiled.artefact, explicit)

@@ -287,6 +287,8 @@ class Session:
     def _kill(self) -> None:
         if self._process is not None:
             self.stuck = not kill_family(self._process.pid)
+            if not self.stuck:
+                self._process.wait()
 
     def _tidy(self) -> None:
         self._err.close()
