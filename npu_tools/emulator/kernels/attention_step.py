@@ -12,6 +12,7 @@ Why the bits are the same:
   takes ties to even (tested for every mantissa). It gives NaN above 2**110, and a block with NaN goes through the seven
   kernels. It keeps more bits of what is below 2**-126: that shows in no weight, and of outputs bounds are kept, so that
   they are rounded in the slower way when they may be that small or that large.
+- Sums of products are taken in the same order for the tiles of a herd side by side as tile by tile: asked of BLAS once.
 - The core's exp2 is a line between powers of two, so its bf16 result is the number x + 127 in steps of 2**-7, rounded to
   an integer, as the upper half of a float32 (tested for every bf16 difference).
 """
@@ -19,6 +20,7 @@ Why the bits are the same:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -333,7 +335,24 @@ def fits(numerics: Numerics, calls: list[ExternalKernel], operands: Operands) ->
         return None
     if stage.kernels.build.name != "npu2" or not stage.bfp16 or numerics.exact or numerics.report is not None:
         return None
-    return stage.kernels if _sizes(operands) is not None else None
+    sizes = _sizes(operands)
+    if sizes is None or not _sums_alike(sizes.gx, sizes.rows, sizes.keys, sizes.depth):
+        return None
+    return stage.kernels if _sums_alike(sizes.gx, sizes.rows, sizes.width, sizes.keys) else None
+
+
+@cache
+def _sums_alike(tiles: int, rows: int, across: int, depth: int) -> bool:
+    """Whether BLAS takes the sums over the depth in the same order for the tiles side by side as for each by itself.
+
+    It does where all sizes are multiples of what its kernels work on at once; a library may have other kernels.
+    """
+    rng = np.random.default_rng(0)
+    still = rng.standard_normal((depth, across)).astype(np.float32)
+    moving = rng.standard_normal((tiles, depth, rows)).astype(np.float32)
+    apart = np.matmul(moving.swapaxes(1, 2), still)
+    beside = np.matmul(still.T, moving.transpose(1, 0, 2).reshape(depth, -1))
+    return np.array_equal(beside.reshape(across, tiles, rows), apart.transpose(2, 0, 1))
 
 
 def _sizes(operands: Operands) -> _Sizes | None:

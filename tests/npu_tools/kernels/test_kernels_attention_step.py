@@ -160,6 +160,11 @@ def test_other_builds_and_plain_numerics_are_left_alone(bench) -> None:
     assert fits(Numerics(), kernels(bench, "attn_npu1.o"), operands(1.0)) is None
 
 
+def test_a_blas_that_sums_otherwise_for_many_tiles_is_left_alone(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_step, "_sums_alike", lambda *sizes: False)
+    assert fits(Numerics(), kernels(bench), operands(1.0)) is None
+
+
 def test_keys_that_differ_between_columns_are_left_alone(bench) -> None:
     given = operands(1.0)
     assert fits(Numerics(), kernels(bench), replace(given, keys=given.queries)) is None
