@@ -181,6 +181,26 @@ def test_a_failure_can_be_tried_again(tmp_path: Path) -> None:
     loaded(backend, gemv()[0])
 
 
+def test_a_full_disk_is_told_before_compiling_and_while_keeping_the_artefact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = StandIn(tmp_path)
+    monkeypatch.setattr("npu_tools.backends.xrt.compiling.free_mb", lambda _: 5)
+    before = backend_of(machine, tmp_path).load(gemv()[0], name="kernel")
+    assert isinstance(before, Refused)
+    assert before.first.code == "disk-full"
+    assert not machine.calls("aircc")
+    monkeypatch.undo()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("npu_tools.backends.xrt.compiling.write_json", full)
+    while_keeping = backend_of(machine, tmp_path).load(gemv()[0], name="kernel")
+    assert isinstance(while_keeping, Refused)
+    assert while_keeping.first.code == "disk-full"
+
+
 def test_a_cancelled_compile_says_so_and_ends_its_tools(tmp_path: Path) -> None:
     machine = StandIn(tmp_path, {"aircc": {"hang": True}})
     asked: list[bool] = []

@@ -63,7 +63,21 @@ def run_child(
 
     `log` keeps both streams under `<log>.out` and `<log>.err`.
     """
-    started = time.monotonic()
+    try:
+        return _run(command, time.monotonic(), timeout_s, folder, environment, log, cancelled)
+    except OSError as error:  # no room for its output
+        return Ended("missing", None, "", f"{command[0]}: {error.strerror or error}", 0.0)
+
+
+def _run(
+    command: Sequence[str],
+    started: float,
+    timeout_s: float,
+    folder: Path | None,
+    environment: Mapping[str, str] | None,
+    log: Path | None,
+    cancelled: Callable[[], bool] | None,
+) -> Ended:
     with tempfile.TemporaryDirectory(prefix="herdbook-") as scratch:
         base = log if log is not None else Path(scratch) / "child"
         out, err = base.with_name(base.name + ".out"), base.with_name(base.name + ".err")

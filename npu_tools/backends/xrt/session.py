@@ -112,7 +112,10 @@ class Session:
 
     def bind(self, id: str, kernel: str, sizes: list[int], static: Mapping[int, bytes]) -> Answer:
         """Buffers for one set of arguments, the static ones written."""
-        given = self._files(static, "static")
+        try:
+            given = self._files(static, "static")
+        except OSError as error:
+            return self._no_room(error)
         answer = self._ask("load", self.patience.load_s, do="bind", id=id, kernel=kernel, sizes=sizes, static=given)
         self._forget(given)
         return answer
@@ -121,7 +124,10 @@ class Session:
         self, bound: str, inputs: Mapping[int, bytes], poison: Mapping[int, int], outputs: Mapping[int, int]
     ) -> tuple[Answer, dict[int, bytes]]:
         """One run. `poison` fills arguments before it; `outputs` are read after it, with their sizes in bytes."""
-        given = self._files(inputs, "in")
+        try:
+            given = self._files(inputs, "in")
+        except OSError as error:
+            return self._no_room(error), {}
         wanted = {str(position): str(self.folder / f"out{position}") for position in outputs}
         answer = self._ask(
             "run", self.patience.dispatch_s + self.patience.grace_s,
@@ -283,6 +289,10 @@ class Session:
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         self.dead = known[0] if known else outcome("child-died", how=how, tail=said[-_TEXT:] or "nothing")
         return Answer(finding=self.dead, text=said)
+
+    def _no_room(self, error: OSError) -> Answer:
+        """The scratch folder through which arrays travel is full."""
+        return Answer(finding=outcome("disk-full", place=self.folder, need_mb=1000, diagnostic=str(error)))
 
     def _kill(self) -> None:
         if self._process is not None:

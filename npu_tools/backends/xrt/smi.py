@@ -169,6 +169,13 @@ def read_text(text: str) -> SmiReport:
 
 
 def _json(smi: Path, toolchain: Toolchain, *arguments: str) -> tuple[dict[str, Any] | None, Ended]:
+    try:
+        return _json_in_file(smi, toolchain, *arguments)
+    except OSError as error:  # no room for its file
+        return None, Ended("missing", None, "", str(error), 0.0)
+
+
+def _json_in_file(smi: Path, toolchain: Toolchain, *arguments: str) -> tuple[dict[str, Any] | None, Ended]:
     with tempfile.TemporaryDirectory(prefix="herdbook-") as folder:
         # A format needs an output file, and a file that exists is refused without --force (XBHelpMenus.cpp).
         target = Path(folder) / "report.json"
