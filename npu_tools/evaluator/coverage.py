@@ -25,19 +25,22 @@ HEAD_FIRST = {"flash_attention": {"variant": "head-first"}}
 
 def last_gates(claims: Claims) -> list[Entry]:
     """The gates that vouch for what runs now: of phase 4 and phase 5, else of phase 3."""
-    last: dict[object, Entry] = {}
-    for entry in claims.model_gates():
-        if not entry.body.get("trial"):
-            last[entry.phase] = entry
+    last = _last(claims)
     return [last[phase] for phase in (4, 5) if phase in last] or ([last[3]] if 3 in last else [])
 
 
+def _last(claims: Claims) -> dict[int, Entry]:
+    """Of each phase the last gate over the whole model that was no trial."""
+    return {entry.phase or 0: entry for entry in claims.model_gates() if not entry.body.get("trial")}
+
+
 def deployed_kernels(claims: Claims, together: Path) -> tuple[list[KernelClaim], list[Reason]]:
-    """Every distinct kernel the deployment runs, and what speaks against those it gated."""
+    """Every distinct kernel the deployment runs, and what speaks against those it or its baseline of phase 3 gated."""
     claimed: dict[str, KernelClaim] = {}
     found: list[Reason] = []
-    gated = _gated(claims)
-    for entry in last_gates(claims):
+    seen: set[str] = set()
+    gated, deployed = _gated(claims), last_gates(claims)
+    for _, entry in sorted(_last(claims).items()):
         try:
             plan = RealWorld(together).plan(plan_request(claims, subject(entry), together))
         except (NpuToolsError, ImportError) as error:
@@ -46,10 +49,12 @@ def deployed_kernels(claims: Claims, together: Path) -> tuple[list[KernelClaim],
         for use in _running(plan, entry.phase):
             key, digest, resolved = _key(use, together)
             known = gated.get(key, [])
-            if key not in claimed:
+            if key not in seen:
+                seen.add(key)
                 found += _vouched(use, digest, known, resolved, gated)
-            evidence = line(known[-1]) if known else line(entry)
-            claimed.setdefault(key, KernelClaim(use.kernel, dict(use.shape), dict(use.settings), evidence))
+            if entry in deployed:
+                evidence = line(known[-1]) if known else line(entry)
+                claimed.setdefault(key, KernelClaim(use.kernel, dict(use.shape), dict(use.settings), evidence))
     return list(claimed.values()), found
 
 
