@@ -15,7 +15,7 @@ import difflib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from kb.records import (
 from kb.redact import instructions_in, redact, redact_value
 from kb.search import Candidate, Found, Shelf, find
 from kb.signature import signature_of
+from kb.standing import Standing
 from kb.store import Event, Store, Stored, fingerprint
 from kb.tokens import terms
 from kb.vectors import ChromaIndex, ExactIndex, VectorIndex
@@ -89,6 +90,7 @@ class Hit:
     failed: int = 0
     seen: int = 1
     disputed_by: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +117,6 @@ class Contributed:
     seen: int
 
 
-@dataclass(slots=True)
-class _Standing:
-    votes: dict[str, dict[str, bool]] = field(default_factory=dict[str, dict[str, bool]])
-
-    def counts(self, record_id: str) -> tuple[int, int]:
-        said = self.votes.get(record_id, {}).values()
-        return sum(said), len(said) - sum(said)
-
-
 class Memory:
     """An open memory. Safe to use from several threads; close it when done."""
 
@@ -141,7 +134,7 @@ class Memory:
         self._user = Shelf(vectors=self._user_vectors())
         self._seq = 0
         self._tail = 0
-        self._standing = _Standing()
+        self._standing = Standing()
         self._cache: dict[str, Stored] = {}
         self._unembedded: dict[str, None] = {}
         self._ranking = Ranking.load(config.compiled / "ranking.json")
@@ -246,7 +239,7 @@ class Memory:
                 )  # fmt: skip
 
             found = ask(shelves)
-            ordered = self._by_standing(found, lambda: ask(shelves[:1]))
+            ordered = self._by_standing(found, lambda: ask(shelves[:1]), filters.versions)
             hits = tuple(self._as_hit(candidate, found) for candidate in ordered[: max(1, limit)])
         shown = tuple(signature_of(line).text for line in query.shown)
         if filters.kinds == ("skill",):  # a task has none of the marks of a failure that `knows` looks for
@@ -287,7 +280,9 @@ class Memory:
             self._cache.update(self.store.get_many(missing))
         return {name: self._cache[name] for name in ids if name in self._cache}
 
-    def _by_standing(self, found: Found, alone: Callable[[], Found]) -> list[Candidate]:
+    def _by_standing(
+        self, found: Found, alone: Callable[[], Found], installed: Mapping[str, str] | None = None
+    ) -> list[Candidate]:
         """The candidates with votes, and with unreviewed records below reviewed ones on the same failure.
 
         A reviewed record counts against an unreviewed one when it would be an answer by itself and
@@ -296,7 +291,7 @@ class Memory:
         """
         scores: dict[str, float] = {}
         for candidate in found.candidates:
-            helped, failed = self._standing.counts(candidate.record_id)
+            helped, failed = self._standing.counts(candidate.record_id, installed)
             # Laplace-smoothed share of good outcomes, 0.5 without votes; one vote moves little.
             share = (helped + 2.0) / (helped + failed + 4.0)
             scores[candidate.record_id] = candidate.score * (0.6 + 0.8 * share)
@@ -373,6 +368,7 @@ class Memory:
             failed,
             stored.seen if stored is not None else 1,
             self._disputes(record),
+            self._standing.stopped(record_id),
         )
 
     def _disputes(self, record: Record) -> tuple[str, ...]:
@@ -405,8 +401,10 @@ class Memory:
         self.refresh()
         return Contributed("stored", record_id, removed, flags, tuple(conflicts), 1)
 
-    def report_outcome(self, record_id: str, helped: bool, note: str = "", client: str = "") -> tuple[int, int]:
-        """Record whether a lesson solved the problem; returns (helped, did not help) so far.
+    def report_outcome(
+        self, record_id: str, helped: bool, note: str = "", client: str = "", versions: Mapping[str, str] | None = None
+    ) -> tuple[int, int]:
+        """Record whether a lesson solved the problem, and with which versions; returns (helped, did not help) so far.
 
         Raises:
             NotFound: no such record.
@@ -415,7 +413,12 @@ class Memory:
         text = redact(note[:2000])
         with self._lock:
             self.get(record_id)
-            store.note("outcome", record_id, {"helped": helped, "note": text.text, "client": client})
+            said: dict[str, Any] = {"helped": helped, "note": text.text, "client": client}
+            if versions:
+                said["versions"] = {
+                    redact(str(k)).text[:80]: redact(str(v)).text[:80] for k, v in list(versions.items())[:20]
+                }
+            store.note("outcome", record_id, said)
             self.refresh()
             return self._standing.counts(record_id)
 
@@ -494,8 +497,7 @@ class Memory:
                 return
             for event in self.store.events(after=self._seq):
                 if event.type == "outcome":
-                    said = self._standing.votes.setdefault(event.record_id, {})
-                    said[str(event.data.get("client", ""))] = bool(event.data.get("helped"))
+                    self._standing.count(event.record_id, event.data)
                 elif event.type == "withdrawn":
                     self._drop(event.record_id)
             self._index(list(self.store.changed_since(self._seq)))
@@ -574,9 +576,7 @@ class Memory:
             self._seq = seq
             for event in self.store.events():
                 if event.seq <= seq and event.type == "outcome":
-                    self._standing.votes.setdefault(event.record_id, {})[str(event.data.get("client", ""))] = bool(
-                        event.data.get("helped")
-                    )
+                    self._standing.count(event.record_id, event.data)
             self._unembedded.update(dict.fromkeys(segment.ids))
             return
 

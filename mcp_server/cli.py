@@ -218,6 +218,7 @@ def outcome(
     record_id: Annotated[str, typer.Argument(metavar="ID")],
     helped: Annotated[bool, typer.Option("--helped/--did-not-help", help="Whether its fix solved the problem.")],
     note: Annotated[str, typer.Option(help="What happened, briefly.")] = "",
+    versions: VersionOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say whether a lesson's fix worked; lessons that stop helping sink."""
@@ -226,7 +227,7 @@ def outcome(
     from mcp_server.config import Config
 
     client = f"{Config.from_environment().client or 'cli'}/{time.strftime('%Y-%m-%d', time.gmtime())}"
-    yes, no = open_memory().report_outcome(record_id, helped, note, client)
+    yes, no = open_memory().report_outcome(record_id, helped, note, client, read_versions(versions))
     say({"id": record_id, "helped": yes, "did_not": no}, as_json, f"{record_id}: helped {yes}, did not {no}")
 
 

@@ -237,6 +237,7 @@ def cautions(hit: Hit) -> list[str]:
         said.append(f"disagrees with {', '.join(hit.disputed_by[:4])} on the same diagnostic")
     if hit.record.kind == "lesson" and hit.record.resolution == "open":
         said.append("open upstream: no known cause yet")
+    said.extend(f"has stopped helping with {versions}" for versions in hit.stopped[:3])
     if hit.failed > hit.helped:
         said.append(f"reported not to help {hit.failed} times, to help {hit.helped} times")
     return said
