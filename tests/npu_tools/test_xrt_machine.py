@@ -241,6 +241,19 @@ def test_tools_of_the_wheels_are_found_without_being_on_path_and_behind_what_is(
     assert path.index(str(machine.folder / "bin")) < path.index(str(place))
 
 
+def test_another_package_named_air_is_noticed_and_the_wheels_tools_are_found_all_the_same(tmp_path: Path) -> None:
+    machine = StandIn(tmp_path)
+    other = machine.folder / "other" / "air"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("", encoding="utf-8")
+    environment = dict(machine.toolchain.environment)
+    environment["PYTHONPATH"] = str(other.parent) + os.pathsep + environment["PYTHONPATH"]
+    toolchain = machine.toolchain.model_copy(update={"environment": environment})
+    assert toolchain.find("aircc") == machine.folder / "site" / "mlir_air" / "bin" / "aircc"
+    said = [line for line in checklist(toolchain) if line.name == "mlir-air" and line.state == "warn"]
+    assert [line.lesson for line in said] == ["airtc-win-shadowed-install"]
+
+
 def test_every_line_of_the_doctor_names_a_record_that_exists() -> None:
     shipped = {path.stem for path in (ROOT / "kb" / "corpus").rglob("*.md")}
     text = (ROOT / "npu_tools" / "backends" / "xrt" / "checklist.py").read_text(encoding="utf-8")

@@ -323,6 +323,15 @@ def _compiler(toolchain: Toolchain, interior: Interior, missing: State) -> Itera
         )
     else:
         yield Line("mlir-air", "pass", f"{air or 'a source build'} ({aircc})")
+    origin, folder = interior.modules.get("air", ""), interior.folders.get("mlir_air", "")
+    if folder and origin and not Path(origin).is_relative_to(folder):
+        yield Line(
+            "mlir-air",
+            "warn",
+            f"'import air' finds {origin}, not the wheel's: upstream's scripts will fail",
+            "uninstall the other package named air, or take it off PYTHONPATH",
+            "airtc-win-shadowed-install",
+        )
     if toolchain.find("aiecc") is None and toolchain.find("aiecc.py") is None:
         yield Line("mlir-aie", missing, "aiecc is not on PATH", "put mlir_aie/bin on PATH", "airtc-aiecc-not-in-path")
     else:

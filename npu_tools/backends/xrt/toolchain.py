@@ -88,13 +88,14 @@ class Toolchain(BaseModel):
         return Path(self.root).joinpath(*parts)
 
     def _bundled(self, tool: str) -> Path | None:
+        """The wheel's own: mlir_air/bin. Asked of the distribution first, for another package may be named air."""
         interior = inspect(self)
-        origin = interior.modules.get("air")
-        if not origin:
-            return None
+        places = [Path(interior.folders["mlir_air"])] if "mlir_air" in interior.folders else []
+        origin = Path(interior.modules.get("air", ""))
+        if len(origin.parents) > 2:  # mlir_air/python/air/__init__.py
+            places.append(origin.parents[2])
         name = f"{tool}.exe" if os.name == "nt" else tool
-        bundled = Path(origin).parents[2] / "bin" / name  # mlir_air/python/air/__init__.py -> mlir_air/bin
-        return bundled if bundled.is_file() else None
+        return next((place / "bin" / name for place in places if (place / "bin" / name).is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)
