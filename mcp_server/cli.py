@@ -235,12 +235,29 @@ def outcome(
 def export_command(
     target: Annotated[Path, typer.Argument(help="A new folder, or a file ending in .tar.gz.")],
     record_ids: Annotated[list[str] | None, typer.Option("--id", help="Only this record; repeatable.")] = None,
+    new: Annotated[
+        bool,
+        typer.Option(
+            "--new", help="Only what is new since the last such export, for a pull request; TARGET may be a checkout."
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the user records as corpus files, ready for a pull request or another home."""
     from kb.exchange import export
 
     memory = open_memory()
+    if new:
+        from harvest.sharing import export_new
+
+        shared = export_new(memory, target)
+        data = {
+            "target": str(target),
+            "records": list(shared.written),
+            "left_out": [list(pair) for pair in shared.left_out],
+        }
+        say(data, as_json, f"{len(shared.written)} new records written to {target}, {len(shared.left_out)} left out")
+        return
     for name in record_ids or []:
         memory.get(name)
     try:
@@ -252,7 +269,7 @@ def export_command(
 
 @app.command(name="import")
 def import_command(
-    source: Annotated[Path, typer.Argument(help="An exported folder, .tar, .tar.gz or .zip.")],
+    source: Annotated[Path, typer.Argument(help="An exported folder, .tar, .tar.gz, .zip, or a git directory.")],
     reviewed: Annotated[
         bool,
         typer.Option("--reviewed", help="You vouch for them: they rank like the shipped corpus and are not quoted."),
@@ -260,9 +277,9 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Take in exported records. Everything is checked first; nothing already stored is changed."""
-    from kb.exchange import import_from
+    from harvest.sharing import import_shared
 
-    report = import_from(open_memory(), source, reviewed)
+    report = import_shared(open_memory(), source, reviewed)
     data = {
         "new": list(report.new), "seen": list(report.seen), "renamed": [list(pair) for pair in report.renamed],
         "refused": list(report.refused), "votes": report.votes, "redacted": dict(report.redacted),
