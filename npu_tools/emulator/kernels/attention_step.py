@@ -12,7 +12,8 @@ Why the bits are the same:
   takes ties to even (tested for every mantissa). It gives NaN above 2**110, and a block with NaN goes through the seven
   kernels. It keeps more bits of what is below 2**-126: that shows in no weight, and of outputs bounds are kept, so that
   they are rounded in the slower way when they may be that small or that large.
-- Sums of products are taken in the same order for the tiles of a herd side by side as tile by tile: asked of BLAS once.
+- Products are made tile by tile, with the sizes and the order of rows that flash_attention.py has; whether BLAS then
+  takes sums in the same order although tiles lie side by side is tried once.
 - The core's exp2 is a line between powers of two, so its bf16 result is the number x + 127 in steps of 2**-7, rounded to
   an integer, as the upper half of a float32 (tested for every bf16 difference).
 """
@@ -166,7 +167,7 @@ class Loop:
             blocks = weights[0].reshape(-1, 8, s.keys // 8, s.columns)
             np.add.reduce(blocks, axis=2, out=sums[lanes])
             _quantise(blocks)
-            np.matmul(values[lanes].swapaxes(1, 2), weights[0], out=product[lanes])
+            self._product(values[lanes], weights[0], product[lanes])
         ratio = np.maximum(state.top - top, _FAR)
         to_bf16(ratio, np.empty_like(ratio))
         least_ratio = weights_of(ratio, numerics, kernels)
@@ -190,6 +191,15 @@ class Loop:
         at_once = max(1, _AT_ONCE // (s.columns * s.keys))
         return [slice(start, min(s.gy, start + at_once)) for start in range(0, s.gy, at_once)]
 
+    def _product(self, still: Array, moving: Array, target: Array) -> None:
+        """Target [lanes, across, columns] = still [lanes, depth, across] by moving [lanes, depth, columns].
+
+        A tile is multiplied by itself: BLAS may take sums in another order where more columns come along.
+        """
+        s = self._sizes
+        tiles, out = (each.reshape(*each.shape[:2], s.gx, s.rows).swapaxes(1, 2) for each in (moving, target))
+        np.matmul(still.swapaxes(1, 2)[:, None], tiles, out=out)
+
     def _hidden(self, mask: Mask) -> Array:
         """Which scores the mask hides: [lanes y, keys, columns]."""
         s = self._sizes
@@ -206,7 +216,7 @@ class Loop:
         s, state = self._sizes, self._state
         shape = (len(keys), s.keys, s.columns)
         scores, spare = self._array("scores", shape), self._array("spare", shape)
-        np.matmul(keys.swapaxes(1, 2), state.queries[lanes], out=scores)
+        self._product(keys, state.queries[lanes], scores)
         to_bf16(scores, spare)
         if hidden is not None:
             np.copyto(scores, LOWEST, where=hidden)
@@ -343,16 +353,14 @@ def fits(numerics: Numerics, calls: list[ExternalKernel], operands: Operands) ->
 
 @cache
 def _sums_alike(tiles: int, rows: int, across: int, depth: int) -> bool:
-    """Whether BLAS takes the sums over the depth in the same order for the tiles side by side as for each by itself.
-
-    It does where all sizes are multiples of what its kernels work on at once; a library may have other kernels.
-    """
+    """Whether BLAS takes the sums over the depth in the same order for tiles that lie side by side as for tiles apart."""
     rng = np.random.default_rng(0)
     still = rng.standard_normal((depth, across)).astype(np.float32)
     moving = rng.standard_normal((tiles, depth, rows)).astype(np.float32)
-    apart = np.matmul(moving.swapaxes(1, 2), still)
-    beside = np.matmul(still.T, moving.transpose(1, 0, 2).reshape(depth, -1))
-    return np.array_equal(beside.reshape(across, tiles, rows), apart.transpose(2, 0, 1))
+    beside = np.ascontiguousarray(moving.swapaxes(0, 1)).swapaxes(0, 1)
+    out = np.empty((across, tiles, rows), np.float32).swapaxes(0, 1)
+    np.matmul(still.T, beside, out=out)
+    return np.array_equal(out, np.matmul(still.T, moving))
 
 
 def _sizes(operands: Operands) -> _Sizes | None:

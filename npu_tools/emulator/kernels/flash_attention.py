@@ -245,10 +245,15 @@ def scores_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         sizes = (flat(queries).shape[-1], flat(keys).shape[-1], flat(scores).shape[-1])
         m, k, n = tile_dims("matmul_a_b_bf16", *sizes)
         height = build.height
+        if build.matrix_unit and not build.row_major:
+            right = taken_in(numerics, bfp16, keys_by_place(keys, k, n))
+            product = _columns_product(stationary.taken_in(numerics, bfp16, queries, k, m), right)
+            columns = product.reshape(*product.shape[:2], 8, n // 8, m).transpose(0, 1, 3, 4, 2)
+            _add_blocks(numerics, build, columns, scores)
+            return
         if build.matrix_unit:
             # Keys that come transposed lie in blocks of 8 x 8 whose rows are the depth.
-            axes = (0, 1, 4, 3, 2, 5) if build.row_major else (0, 1, 5, 2, 3, 4)
-            right = taken_in(numerics, bfp16, by_depth(keys, k, n, axes))
+            right = taken_in(numerics, bfp16, by_depth(keys, k, n, (0, 1, 4, 3, 2, 5)))
             product = _unit_product(stationary.taken_in(numerics, bfp16, queries, k, m), right)
         else:
             left = matrix_from_blocks(blocks_from_flat(queries, m, k, (height, 8), "columns"), "columns")
@@ -272,7 +277,13 @@ def output_product(build: Build, bfp16: bool) -> Callable[[Numerics, Array, Arra
         height = build.height
         if build.matrix_unit:
             left = taken_in(numerics, bfp16, by_depth(weights, k, m))
-            product = _unit_product(left, taken_in(numerics, bfp16, by_depth(values, k, n, (0, 1, 4, 3, 2, 5))))
+            right = taken_in(numerics, bfp16, by_depth(values, k, n, (0, 1, 4, 3, 2, 5)))
+            if not build.row_major:
+                product = _columns_product(left, right)
+                columns = product.reshape(*product.shape[:2], n // 8, 8, m).swapaxes(3, 4)
+                _add_blocks(numerics, build, columns, output)
+                return
+            product = _unit_product(left, right)
         else:
             width = 8 if build.row_major else height
             left = matrix_from_blocks(blocks_from_flat(weights, m, k, (height, width), "columns"), "columns")
@@ -296,6 +307,15 @@ def by_depth(tile: Array, depth: int, across: int, axes: tuple[int, ...] = _BY_R
     deep, wide = depth // 8, across // 8
     blocks = shaped(tile, *((deep, wide) if axes == _BY_ROWS else (wide, deep)), 8, 8)
     return np.ascontiguousarray(blocks.transpose(axes), np.float32).reshape(*blocks.shape[:2], 8, deep, across)
+
+
+def keys_by_place(keys: Array, depth: int, across: int) -> Array:
+    """Keys as `by_depth` gives them, ordered by their place in a block of eight and then by block.
+
+    Weights come in that order to the second product, and BLAS may sum a row otherwise where it stands elsewhere.
+    """
+    blocks = shaped(keys, depth // 8, across // 8, 8, 8).transpose(0, 1, 5, 2, 4, 3)
+    return np.ascontiguousarray(blocks, np.float32).reshape(*blocks.shape[:2], 8, depth // 8, across)
 
 
 def taken_in(numerics: Numerics, bfp16: bool, operand: Array) -> Array:
@@ -331,8 +351,21 @@ def _unit_product(left: Array, right: Array) -> Array:
     return np.matmul(a.swapaxes(2, 3), b)
 
 
+def _columns_product(left: Array, right: Array) -> Array:
+    """The same as `[gx, gy, N, M]`, queries along the last axis: attention_step.py works on such columns."""
+    a, b = (side.reshape(*side.shape[:2], -1, side.shape[-1]) for side in (left, right))
+    return np.matmul(b.swapaxes(2, 3), a)
+
+
 def _vector_product(left: Array, right: Array) -> Array:
     return np.matmul(np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32))
+
+
+def _add_blocks(numerics: Numerics, build: Build, product: Array, target: Array) -> None:
+    """Add a product that is seen as the target's blocks, [gx, gy, N/8, M, 8]."""
+    narrow = numerics.rounder("bf16", kind="flash_attention.product", rounding=build.rounding)
+    total = narrow(shaped(target, *product.shape[2:]) + product)
+    write_flat(target, total.reshape(*total.shape[:2], -1))
 
 
 def _add_product(numerics: Numerics, build: Build, product: Array, target: Array) -> None:

@@ -127,6 +127,16 @@ def test_many_blocks_give_the_bits_of_one_after_the_other(bench, scale: float) -
     assert not differing(*both(bench, given, blocks=16))
 
 
+@pytest.mark.parametrize("seed", range(20, 26))
+def test_sums_that_are_rounded_on_the_way_give_the_same_bits(bench, seed: int) -> None:
+    """Magnitudes far apart: what a float32 sum loses depends on its order."""
+    given, rng = operands(1.0, seed), np.random.default_rng(seed)
+    for array, least in ((given.queries, -9), (given.keys, -9), (given.values, -16)):
+        array *= np.exp2(rng.integers(least, 3, array.shape)).astype(np.float32)
+    given.queries[...] *= np.float32(0.5)
+    assert not differing(*both(bench, given, blocks=3))
+
+
 @pytest.mark.parametrize("seed", [14, 15])
 @pytest.mark.parametrize("scale", [1.0, 20.0, np.nan])
 def test_masked_blocks_give_the_bits_of_one_after_the_other(bench, scale: float, seed: int) -> None:
