@@ -283,7 +283,8 @@ def start_launch(
 
     first = machine.counters.launch_iterations
     start = (0,) * len(extents)
-    plan = None if repeated is None or not repeated.begin(values, start, pending) else repeated
+    plan = repeated if repeated is not None and repeated.often(extents) else None
+    plan = plan if plan is not None and plan.begin(values, start, pending) else None
 
     def iterate() -> None:
         begun = machine.counters.launch_iterations > first

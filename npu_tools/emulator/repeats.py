@@ -14,6 +14,7 @@ It is run instead, as by text, when the first iteration left findings, elements 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,10 @@ class Repeated:
     _journal: Journal | None = None
     _plan: _Plan | None = None
     _before: _Counted | None = None
+
+    def often(self, extents: list[int]) -> bool:
+        """Whether a launch of this size has iterations to repeat."""
+        return math.prod(extents[self.agreed :]) > 1
 
     def begin(self, values: list[Any], point: tuple[int, ...], launched: Pending) -> bool:
         """Keep a journal of the iteration that is about to start; False where something else is under way than what waits
