@@ -42,6 +42,7 @@ def sections(text: str) -> Iterator[Section]:
     """The sections of `text` in order; text before the first heading is one without a title."""
     title, level, start = "", 0, 1
     stack: list[tuple[int, str]] = []
+    above: tuple[str, ...] = ()
     body: list[str] = []
     fenced = False
     for number, line in enumerate(text.split("\n"), 1):
@@ -51,15 +52,14 @@ def sections(text: str) -> Iterator[Section]:
             body.append(line)
             continue
         if title or any(part.strip() for part in body):
-            yield Section(title, level, tuple(name for _, name in stack), "\n".join(body).strip("\n"), start)
+            yield Section(title, level, above, "\n".join(body).strip("\n"), start)
         level, title, start, body = len(heading[1]), plain(heading[2]), number, []
         while stack and stack[-1][0] >= level:
             stack.pop()
-        above = tuple(stack)
+        above = tuple(name for _, name in stack)
         stack.append((level, title))
-        del above
     if title or any(part.strip() for part in body):
-        yield Section(title, level, tuple(name for _, name in stack), "\n".join(body).strip("\n"), start)
+        yield Section(title, level, above, "\n".join(body).strip("\n"), start)
 
 
 def plain(text: str) -> str:
