@@ -36,6 +36,16 @@ if not {"start", "die", "device", "context", "bo"} & set(_said) or "from_run" in
     if _said.get("wait", "complete") in ("complete", "none"):
         import npu_tools.emulator.run  # noqa: F401  (here, where the start has its time, and not within a dispatch)
 
+
+def _typed(where, *pairs):
+    """pybind11 refuses arguments of another type; so does this."""
+    for value, kinds in pairs:
+        if not isinstance(value, kinds) or (
+            isinstance(value, bool) and int in (kinds if isinstance(kinds, tuple) else (kinds,))
+        ):
+            raise TypeError(f"{where}: incompatible function arguments ({type(value).__name__})")
+
+
 _runs = 0
 _contexts = 0
 _known = {}
@@ -95,6 +105,7 @@ def _payload(path):
 
 class xclbin:
     def __init__(self, path):
+        _typed("xclbin", (path, str))
         self.content = _payload(path)
 
     def get_uuid(self):
@@ -115,6 +126,9 @@ class _Name:
 class hw_context:
     def __init__(self, device, source, *rest):
         global _contexts
+        _typed("hw_context", (device, globals()["device"]))
+        if not hasattr(source, "content"):
+            raise TypeError("hw_context: incompatible function arguments")
         if _contexts >= _said.get("contexts", 16):
             # llms/smolvla/docs/profile.md; driver limit in amd/xdna-driver drivers/accel/amdxdna/npu4_regs.c.
             raise RuntimeError("DRM_IOCTL_AMDXDNA_CREATE_HWCTX IOCTL failed (err=-22): Invalid argument")
@@ -131,6 +145,7 @@ class hw_context:
 
 class kernel:
     def __init__(self, context, name):
+        _typed("kernel", (context, hw_context), (name, str))
         if name != context.content["kernel"]:
             raise RuntimeError(f"No such kernel '{name}'")
         self.content, self.name = context.content, name
@@ -147,6 +162,9 @@ class bo:
     cacheable, host_only = flags.cacheable, flags.host_only
 
     def __init__(self, device, size, flags=None, group=None):
+        _typed("bo", (device, (globals()["device"], hw_context)), (size, int))
+        if type(self) is bo:
+            _typed("bo", (flags, bo.flags), (group, int))
         if _said.get("bo"):
             raise RuntimeError(_said["bo"])
         self.memory, self.on_device, self.group, self.flags = bytearray(size), bytearray(size), group, flags
@@ -155,6 +173,7 @@ class bo:
         return memoryview(self.memory)
 
     def sync(self, direction, *window):
+        _typed("sync", (direction, xclBOSyncDirection))
         if direction == xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE:
             self.on_device[:] = self.memory
         else:
@@ -166,9 +185,11 @@ class bo:
 
 class run:
     def __init__(self, kernel):
+        _typed("run", (kernel, globals()["kernel"]))
         self.kernel, self.arguments, self.last = kernel, {}, ert_cmd_state.ERT_CMD_STATE_NEW
 
     def set_arg(self, index, value):
+        _typed("set_arg", (index, int), (value, (bo, int)))
         self.arguments[index] = value
 
     def start(self):
@@ -188,6 +209,7 @@ class run:
     def wait(self, *limit):
         if limit and _said.get("api") == "old":
             raise TypeError("wait(): incompatible function arguments")
+        _typed("wait", *((one, int) for one in limit))
         return self._end(limit[0] if limit else 0)
 
     def wait2(self, *limit):
@@ -270,6 +292,7 @@ if _said.get("api") != "old":
 
     class elf:
         def __init__(self, path):
+            _typed("elf", (path, str))
             self.content = _payload(path)
 
     class ext:
