@@ -288,7 +288,7 @@ def start_launch(
 
     def iterate() -> None:
         begun = machine.counters.launch_iterations > first
-        if plan is not None and begun and plan.learnt():
+        if plan is not None and (begun or plan.begins_with_steps) and plan.learnt():
             stuck = plan.repeat(points, [*extents, *values])
             together = [] if stuck is None else [stuck]
         else:

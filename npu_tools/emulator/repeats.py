@@ -8,6 +8,9 @@ journal is kept of what happens to memory; the others take the same steps on the
 Leading launch ids may go to the cores as well, as the block of queries of a causal attention does: then iterations are
 alike among those that agree on them, and the first of each such run is the one that is journaled.
 
+What was learnt is kept on the machine: a later run of it, or a later launch by the same op with the same numbers, does all
+its iterations by steps.
+
 It is run instead, as by text, when the first iteration left findings, elements in channels or a journal that says
 "spoiled", and when a window of a later one reaches beyond its argument or over elements nobody wrote.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +67,9 @@ _PLAIN = (
     "air.herd",
     "air.launch_terminator",
 )
+
+KEPT_BYTES = 128 << 20
+"""Bytes moved by the plans of one launch that are kept for later runs; they stay alive with the machine."""
 
 Windows = dict[Operation, MemRef]
 """Where the moving ops of the launch move to and from, in one iteration."""
@@ -133,6 +139,10 @@ class _Plan:
     actions: list[Action]
     before: _Counted
     once: _Counted
+    scalars: list[Any]
+    """The numbers the launch was given; no plan is kept of one that was given buffers of L1 or L2."""
+    size: int
+    """Bytes that are moved and stay alive."""
     path: list[tuple[Instruction, Operation | None]]
     """The launch's own instructions that lead to its windows: scalar ones, and those that move, with their ops."""
 
@@ -149,6 +159,9 @@ class Repeated:
     _journal: Journal | None = None
     _plan: _Plan | None = None
     _before: _Counted | None = None
+    _scalars: list[Any] = field(default_factory=list[Any])
+    _kept: dict[tuple[int, ...], _Plan] = field(default_factory=dict["tuple[int, ...]", "_Plan"])
+    """Plans for later, by the leading ids that their iterations agree on."""
 
     def often(self, extents: list[int]) -> bool:
         """Whether a launch of this size has iterations to repeat."""
@@ -168,9 +181,27 @@ class Repeated:
             return False
         if any(isinstance(value, MemRef) and value.buffer.lanes != (1, 1) for value in values):
             return False
+        self._scalars = [value for value in values if not isinstance(value, MemRef)]
+        if any(isinstance(value, MemRef) and value.buffer.space != 0 for value in values):
+            self._scalars = [math.nan]
+        if self.knows(point):
+            return True
         self._before = self._count()
         self._journal = machine.pool.journal = Journal()
         return True
+
+    def knows(self, point: tuple[int, ...]) -> bool:
+        """Whether this iteration can be done by steps learnt in an earlier one; it is then the next to be done."""
+        plan = self._kept.get(point[: self.agreed])
+        if plan is None or plan.scalars != self._scalars:
+            return False
+        self._run, self._plan = point[: self.agreed], plan
+        return True
+
+    @property
+    def begins_with_steps(self) -> bool:
+        """Whether no iteration has to be run before others are done by steps."""
+        return self._plan is not None and self._journal is None
 
     def learnt(self) -> bool:
         """Whether the other iterations can be done by steps, now that the first is through."""
@@ -183,7 +214,10 @@ class Repeated:
         left = any(stream.available for stream, _ in after.streams)
         if journal.spoiled or left or after.findings != before.findings or after.joined != before.joined:
             return False
-        self._plan = _Plan([_action(step) for step in fused(journal.steps)], before, after, self._scalar_path())
+        actions = [_action(step) for step in fused(journal.steps)]
+        plan = self._plan = _Plan(actions, before, after, self._scalars, journal.size, self._scalar_path())
+        if plan.size + sum(other.size for other in self._kept.values()) <= KEPT_BYTES:
+            self._kept[self._run] = plan
         return True
 
     def goes_on(self, point: tuple[int, ...]) -> bool:
@@ -192,24 +226,20 @@ class Repeated:
 
     def repeat(self, points: Iterator[tuple[int, ...]], arguments: list[Any]) -> tuple[int, ...] | None:
         """Do iterations by steps: all of them, or those before the one that is returned, which has to be run."""
-        plan = self._plan
-        assert plan is not None, "there is a plan"
         scheduler = self.machine.scheduler
-        each = plan.once.executed - plan.before.executed
-        count = 0
-        stuck: tuple[int, ...] | None = None
         for point in points:
-            windows = self._windows(plan, [*point, *arguments]) if self.goes_on(point) else None
+            if not self.goes_on(point) and not self.knows(point):
+                return point
+            plan = self._plan
+            assert plan is not None, "there is a plan"
+            windows = self._windows(plan, [*point, *arguments])
             if windows is None:
-                stuck = point
-                break
-            scheduler.executed += each
+                return point
+            self._count_again(plan.before, plan.once)
             scheduler.check()
             for action in plan.actions:
                 action(windows)
-            count += 1
-        self._count_again(plan.before, plan.once, count)
-        return stuck
+        return None
 
     def _scalar_path(self) -> list[tuple[Instruction, Operation | None]]:
         """See `_Plan.path`."""
@@ -255,28 +285,29 @@ class Repeated:
             [(stream, (stream.puts, stream.gets, stream.put_elements, stream.get_elements)) for stream in streams],
         )
 
-    def _count_again(self, before: _Counted, once: _Counted, times: int) -> None:
-        """Count what the first iteration counted as often as it was repeated."""
+    def _count_again(self, before: _Counted, once: _Counted) -> None:
+        """Count what the first iteration counted once more."""
         counters, old, new = self.machine.counters, before.counters, once.counters
-        counters.launch_iterations += times
+        self.machine.scheduler.executed += once.executed - before.executed
+        counters.launch_iterations += 1
         for table, first, then in (
             (counters.dma_bits, old.dma_bits, new.dma_bits),
             (counters.channel_bits, old.channel_bits, new.channel_bits),
         ):
             for key, bits in then.items():
-                table[key] = table.get(key, 0) + (bits - first.get(key, 0)) * times
+                table[key] = table.get(key, 0) + bits - first.get(key, 0)
         for symbol, count in new.kernels.items():
             had = old.kernels.get(symbol)
             counted = counters.kernels[symbol]
-            counted.calls += (count.calls - (had.calls if had else 0)) * times
-            counted.macs += (count.macs - (had.macs if had else 0)) * times
+            counted.calls += count.calls - (had.calls if had else 0)
+            counted.macs += count.macs - (had.macs if had else 0)
         known = {id(stream): counts for stream, counts in before.streams}
         for stream, counts in once.streams:
             was = known.get(id(stream), (0, 0, 0, 0))
-            stream.puts += (counts[0] - was[0]) * times
-            stream.gets += (counts[1] - was[1]) * times
-            stream.put_elements += (counts[2] - was[2]) * times
-            stream.get_elements += (counts[3] - was[3]) * times
+            stream.puts += counts[0] - was[0]
+            stream.gets += counts[1] - was[1]
+            stream.put_elements += counts[2] - was[2]
+            stream.get_elements += counts[3] - was[3]
 
 
 def _action(step: Step | Fused) -> Action:

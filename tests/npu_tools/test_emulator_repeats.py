@@ -10,6 +10,7 @@ import pytest
 
 from npu_tools.air import parse_program
 from npu_tools.emulator import RunResult, fusion, journal, repeats, run_program
+from npu_tools.emulator.prepared import PreparedProgram
 from npu_tools.recipes import recipe
 
 ATTENTION = recipe(Path(__file__).resolve().parents[2] / "kernels", "flash_attention")
@@ -18,8 +19,8 @@ SIZES = (512, 512, 4, 2)
 
 
 @lru_cache
-def text() -> str:
-    return ATTENTION.program(ATTENTION.resolve((*SIZES, 64), {"causal": False}))
+def text(causal: bool = False) -> str:
+    return ATTENTION.program(ATTENTION.resolve((*SIZES, 64), {"causal": causal}))
 
 
 def inputs(scale: float = 1.0) -> list[np.ndarray]:
@@ -97,4 +98,34 @@ def test_values_nobody_wrote_are_found_though_the_first_iteration_reads_none_of_
     given = inputs()
     partly = run([given[0], given[1]], program)
     assert not partly.ok
+    assert "uninitialised-read" in {finding.code for finding in partly.findings}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_program_prepared_once_does_later_runs_by_steps_alone(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt: list[int] = []
+    fused = repeats.fused
+
+    def noted(steps):
+        learnt.append(len(steps))
+        return fused(steps)
+
+    program = parse_program(text(causal), "attention")
+    prepared = PreparedProgram(program)
+    results = []
+    for scale in (1.0, 3.0):
+        with monkeypatch.context() as patched:
+            patched.setattr(repeats, "fused", noted)
+            results.append(prepared.run(prepared.bind(inputs(scale))))
+        fresh = run_program(program, inputs(scale), grouping="per-tile")
+        assert np.array_equal(words(results[-1]), words(fresh))
+    first, second = (result.counters.as_dict() for result in results)
+    assert {name for name in first if first[name] != second[name]} <= {"instructions", "peak_bytes"}
+    assert len(learnt) == (2 if causal else 1)
+
+
+def test_inputs_that_lack_in_a_later_run_are_found() -> None:
+    prepared = PreparedProgram(parse_program(text(), "attention"))
+    assert prepared.run(prepared.bind(inputs())).ok
+    partly = prepared.run(prepared.bind(inputs()[:2]))
     assert "uninitialised-read" in {finding.code for finding in partly.findings}
