@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from npu_tools.architectures import read_config
 from npu_tools.deployment.criteria import phase, phases
 from npu_tools.deployment.diagnosis import Advise, Diagnosis, no_advice, of_error
 from npu_tools.deployment.documents import write_documents
@@ -35,8 +36,9 @@ from npu_tools.deployment.workspace import (
     write_json,
     write_text,
 )
-from npu_tools.deployment.world import World
+from npu_tools.deployment.world import RunnerRequest, World
 from npu_tools.errors import NpuToolsError, RunStopped, UnusableInput
+from npu_tools.findings import Finding
 from npu_tools.recipes import recipe
 
 Ask = Callable[[Question], str | None]
@@ -168,10 +170,15 @@ class Machine:
 
         Raises:
             UnusableInput: no such kernel or setting.
+            WorkspaceBusy: a run is at work: its gates would vouch for settings they did not see.
         """
+        self._opened()
+        with self.workspace.working():
+            return self._set(" ".join(key.split()), values, why, by)
+
+    def _set(self, key: str, values: Mapping[str, Any], why: str, by: str) -> list[Entry]:
         ledger = self._opened()
         state = State.of(ledger.entries())
-        key = " ".join(key.split())
         self._known(key, values)
         made: list[Entry] = []
         for name, value in values.items():
@@ -197,7 +204,13 @@ class Machine:
 
         Raises:
             UnusableInput: no such recipe or file, reference.py, or text too long.
+            WorkspaceBusy: a run is at work.
         """
+        self._opened()
+        with self.workspace.working():
+            return self._write_recipe(kernel, file, text, why, by)
+
+    def _write_recipe(self, kernel: str, file: str, text: str | None, why: str, by: str) -> Entry:
         ledger = self._opened()
         shipped = self._shipped(kernel)
         if file == "reference.py" or file not in RECIPE_FILES:
@@ -430,9 +443,11 @@ class Machine:
                 positions(values["static"])
             return
         if "/" in key:
-            if key.split("/")[0] not in ("prefill", "decode", "head"):
+            steps = self._steps()
+            if key not in steps:
                 raise UnusableInput(
-                    f"{key[:80]!r}: write KERNEL, 'KERNEL SHAPE', prefill/STEP, decode/STEP or buffers/KERNEL"
+                    f"there is no step {key[:80]!r}; write KERNEL, 'KERNEL SHAPE', buffers/KERNEL, or one of: "
+                    + ", ".join(sorted(steps))
                 )
             return
         kernel, _, extents = key.partition(" ")
@@ -447,6 +462,18 @@ class Machine:
             raise UnusableInput(
                 f"{name} has no setting {', '.join(sorted(set(values) - known))}; it has {', '.join(sorted(known))}"
             )
+
+    def _steps(self) -> set[str]:
+        """The plan's steps by phase, merged and not."""
+        head = self.state().head
+        dims = read_config(read_json(self.workspace.config))
+        if isinstance(dims, Finding):
+            raise UnusableInput(f"{dims.message}: it has no plan to set a step of")
+        found: set[str] = set()
+        for merged in (False, True):
+            plan = self.world.plan(RunnerRequest(dims, int(head["seq_len"]), merged, {}, self.shipped))
+            found |= {f"{use.phase}/{use.name}" for use in (*plan.prefill, *plan.decode, *plan.head)}
+        return found
 
     def _shipped(self, kernel: str) -> str:
         return recipe(self.shipped, kernel).name

@@ -16,7 +16,7 @@ from npu_tools.deployment.kernel_gate import gate_kernel, passed_before
 from npu_tools.deployment.ledger import Entry
 from npu_tools.deployment.site import BUFFERS, Ended, Judging, Site
 from npu_tools.deployment.state import STEPS
-from npu_tools.deployment.steps import BASELINE, Deployed, Times, Ways, kept
+from npu_tools.deployment.steps import BASELINE, Deployed, Times, Ways, combined, kept
 from npu_tools.errors import NpuToolsError, RunStopped
 
 What = Literal["prefill", "decode"]
@@ -96,10 +96,10 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
 
 
 def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> Ended:
-    """All prompts with everything that was kept."""
+    """All prompts with everything that was kept; decode on top of what prefill kept, which is what will be deployed."""
     started = time.monotonic()
     dims = site.dims()
-    deployed = _way(site, ways, what)
+    deployed = combined(site, ways) if what == "decode" else _way(site, ways, what)
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     place = site.place(number, what)
     lens = token_gate.LayerLens(len(prompts[0]))

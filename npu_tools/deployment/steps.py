@@ -45,6 +45,18 @@ def kept(state: State, number: int) -> Ways:
     return Ways(**{name: value for name, value in state.kept.get(number, {}).items() if name in BASELINE.as_dict()})
 
 
+def combined(site: Site, decode: Ways) -> Deployed:
+    """The model with what phase 4 kept for prefill, and these ways for decode: what is deployed."""
+    prefill = kept(site.state, 4)
+    merged: Merged = prefill.merge
+    if prefill.merge != decode.merge:
+        merged = "prefill" if prefill.merge else "decode"
+    ways = Ways(
+        prefill.merge or decode.merge, prefill.buffer_reuse or decode.buffer_reuse, prefill.layout or decode.layout
+    )
+    return Deployed.of(site, ways, merged)
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """A prefill and a token, in µs, and whether they were measured or modelled."""

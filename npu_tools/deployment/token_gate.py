@@ -101,13 +101,17 @@ def run_gate(
     steps: int,
     folder: Path,
     tap: Tap | None = None,
+    *,
+    only: int | None = None,
 ) -> GateRun:
-    """Greedy decoding of every prompt on the backend, held against the reference. `tap` sees the first prefill."""
+    """Greedy decoding of every prompt on the backend, held against the reference. `tap` sees the first prefill; `only`
+    so many of the reference's `steps` tokens are generated."""
     started = time.monotonic()
     answer = oracle_runs.greedy(site, prompts, steps)
     if not answer.ok:
         raise UnusableInput(f"the reference tokens could not be made: {answer.reason}")
     references = [np.load(answer.folder / each["logits"]) for each in answer.answer["prompts"]]
+    steps = min(steps, only or steps)
     meter.reset()
     empty = meter.reading()
     outcomes: list[PromptOutcome] = []

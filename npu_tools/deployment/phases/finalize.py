@@ -11,35 +11,22 @@ from npu_tools.deployment.diagnosis import Diagnosis, brief
 from npu_tools.deployment.documents import write_documents
 from npu_tools.deployment.site import Ended, Site
 from npu_tools.deployment.state import State
-from npu_tools.deployment.steps import Deployed, Ways, kept
-from npu_tools.deployment.world import Merged
+from npu_tools.deployment.steps import Deployed, combined, kept
 from npu_tools.errors import UnusableInput
 from npu_tools.gate.tokens import top_k
 
 GREEDY = 5
 
 
-def deployed(site: Site) -> Deployed:
-    """The model with everything phases 4 and 5 kept."""
-    prefill, decode = kept(site.state, 4), kept(site.state, 5)
-    merged: Merged = prefill.merge
-    if prefill.merge != decode.merge:
-        merged = "prefill" if prefill.merge else "decode"
-    ways = Ways(
-        prefill.merge or decode.merge, prefill.buffer_reuse and decode.buffer_reuse, prefill.layout or decode.layout
-    )
-    return Deployed.of(site, ways, merged)
-
-
 def run(site: Site) -> Ended:
-    """Gate the deployed form once more, generate twice, write the documents, see what is left open."""
+    """The first tokens of every prompt in the deployed form (phase 5 gated it whole), twice the same; documents; what is open."""
     started = time.monotonic()
     dims = site.dims()
     judging = site.judging(6, dims.head_dim)
-    form = deployed(site)
+    form = combined(site, kept(site.state, 5))
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     place = site.place(6, "finalize")
-    gated = token_gate.run_gate(site, form.request, form.meter, prompts, steps, place)
+    gated = token_gate.run_gate(site, form.request, form.meter, prompts, steps, place, only=GREEDY)
     same = max((each.same for each in gated.prompts), default=0)
     judging.measure("greedy_match", float(same), f"{same} leading tokens of the best of {len(prompts)} prompts")
     first = list(gated.prompts[0].tokens[:GREEDY]) if gated.prompts else []
@@ -60,7 +47,7 @@ def run(site: Site) -> Ended:
         why = token_gate.diagnosis(gated) or _why(judging.missed[0].name, judging.missed[0].said)
     times = form.time(site, gated)
     site.attempt(
-        6, "finalize", judging, form.subject(site, prompts, steps), started=started, diagnosis=why, results=[place],
+        6, "finalize", judging, form.subject(site, prompts, min(steps, GREEDY)), started=started, diagnosis=why, results=[place],
         metrics={**gated.metrics(), "time": times.as_dict()},
         digests={"recipe": site.recipe_digests(form.used), "programs": form.meter.digests},
     )  # fmt: skip

@@ -230,6 +230,8 @@ def test_only_one_run_is_at_work_in_a_workspace(machine: Machine, tmp_path: Path
         assert holder.stdout.readline().strip() == "held"
         with pytest.raises(WorkspaceBusy, match=str(holder.pid)):
             machine.run()
+        with pytest.raises(WorkspaceBusy):
+            machine.set("gemm", {"tile_m": 32})
         machine.note("a note can be written meanwhile")
     finally:
         holder.kill()
@@ -245,6 +247,8 @@ def test_without_a_deployment_moves_are_refused(machine: Machine) -> None:
     with pytest.raises(UnusableInput, match="no deployment"):
         machine.note("x")
     opened(machine)
+    with pytest.raises(UnusableInput, match="prefill/attn_norm"):
+        machine.set("prefill/nothing", {"eps": 1.0})
     with pytest.raises(UnusableInput, match="no setting"):
         machine.set("gemm", {"tile_q": 1})
     with pytest.raises(UnusableInput, match="needs phase"):
