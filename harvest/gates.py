@@ -127,6 +127,12 @@ def _pairs(entries: Sequence[Entry], attempts: Sequence[Entry], about: _About, l
                 LeftOut(_evidence_id(failing, attempt), "it failed, then passed, and nothing recorded was changed")
             )
         failing, tried = (None if body.get("passed") else attempt), []
+    passed_phase = _phase_passed(entries, failing) if failing is not None else None
+    if failing is not None and passed_phase is not None:
+        changes = _changes(entries, failing, passed_phase, about)
+        if changes:
+            drafts.append(_lesson(failing, passed_phase, changes, tried, about, _passed_before(attempts, failing)))
+            return drafts
     if failing is not None:
         left.append(
             LeftOut(
@@ -135,6 +141,18 @@ def _pairs(entries: Sequence[Entry], attempts: Sequence[Entry], about: _About, l
             )
         )
     return drafts
+
+
+def _phase_passed(entries: Sequence[Entry], failing: Entry) -> Entry | None:
+    """The line that says the failing attempt's phase passed later: what had passed before is not run again."""
+    return next(
+        (e for e in entries if e.kind == "phase" and e.phase == failing.phase and e.seq > failing.seq and _body(e).get("state") == "passed"),
+        None,
+    )  # fmt: skip
+
+
+def _passed_before(attempts: Sequence[Entry], failing: Entry) -> Entry | None:
+    return next((a for a in reversed(attempts) if a.seq < failing.seq and _body(a).get("passed")), None)
 
 
 def _passing(attempts: Sequence[Entry]) -> Entry | None:
@@ -161,16 +179,19 @@ def _changes(entries: Sequence[Entry], failing: Entry, after: Entry, about: _Abo
             change = _change(body, kernel)
             if change is not None and body.get("before") != body.get("after"):
                 found.append(_with_difference(change, about))
-    known = {change.key.rsplit(".", 1)[-1] for change in found}
-    old, new = (_mapping(_mapping(_body(e).get("subject")).get("settings")) for e in (failing, after))
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name) and name not in known:
-            found.append(_Change(kernel, name, old.get(name), new.get(name), ""))
+    if not found:  # with a decision, what else differs follows from it
+        found = [_Change(kernel, name, before, now, "") for name, before, now in _differing(failing, after)]
     if not found:
         before, now = (_line(_mapping(_body(e).get("subject")).get("recipe_digest")) for e in (failing, after))
         if before and now and before != now:
             found.append(_Change(kernel, "recipe", before[:12], now[:12], ""))
     return found
+
+
+def _differing(failing: Entry, after: Entry) -> list[tuple[str, Any, Any]]:
+    """Settings in which two attempts differ: name, before, after."""
+    old, new = (_mapping(_mapping(_body(e).get("subject")).get("settings")) for e in (failing, after))
+    return [(name, old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
 
 
 def _change(body: Mapping[str, Any], kernel: str) -> _Change | None:
@@ -212,7 +233,15 @@ def _with_difference(change: _Change, about: _About) -> _Change:
     return replace(change, difference=shown)
 
 
-def _lesson(failing: Entry, after: Entry, changes: Sequence[_Change], tried: Sequence[str], about: _About) -> Draft:
+def _lesson(
+    failing: Entry,
+    after: Entry,
+    changes: Sequence[_Change],
+    tried: Sequence[str],
+    about: _About,
+    stands: Entry | None = None,
+) -> Draft:
+    """`after`: the passing attempt, or the line of its phase; then `stands` is the attempt that had passed before."""
     model, source = about.model, about.source
     body = _body(failing)
     diagnosis = _mapping(body.get("diagnosis"))
@@ -239,21 +268,33 @@ def _lesson(failing: Entry, after: Entry, changes: Sequence[_Change], tried: Seq
     diagnostic = "\n".join(dict.fromkeys(line for line in lines if line))
     why = [change.why for change in changes if change.why]
     missing = [] if why else ["cause"]
+    decided = {change.key for change in changes}
+    chosen = [
+        f"{name} {_value(now)} (was {_value(before)})"
+        for name, before, now in _differing(failing, after)
+        if name not in decided
+    ]
     several = len(changes) > 1
     fix = "\n".join(f"{n}. {_told(change)}" for n, change in enumerate(changes, 1))
     if several and not why:
         fix += "\n\nSeveral things changed between the failing and the passing attempt; which of them mended it was not tried."
         missing.append("fix")
-    title = f"{kernel or gate}: {message or code}"[:150]
+    if chosen:
+        fix += f"\n\nThe recipe then chose {', '.join(chosen)}."
+    if diagnosis.get("remedy"):
+        fix += f"\n\nThe check's own remedy: {_line(diagnosis.get('remedy'))}."
+    said = message or code
+    title = (said if said.startswith(kernel or "\0") else f"{kernel or gate}: {said}")[:150]
     fields: dict[str, Any] = {
         "title": title, "symptom": "\n".join(seen) + (f"\n\n```\n{diagnostic}\n```" if diagnostic else ""),
         "cause": " ".join(dict.fromkeys(why)), "fix": fix,
-        "verify": f"The {gate} gate passes: {_criteria(_body(after))}" if _body(after).get("passed") else f"The {gate} gate no longer fails with {code}.",
+        "verify": f"The {gate} gate passes: {_criteria(_body(after))}" if _body(after).get("passed") else
+                  f"Phase {after.phase} passes." if after.kind == "phase" else f"The {gate} gate no longer fails with {code}.",
         "did_not_help": "\n".join(f"- {text}" for text in dict.fromkeys(tried)),
         "category": _CATEGORY.get(code, category_of(f"{code.replace('_', ' ')} {message} {looks}")),
         "kernels": [kernel] if kernel else [], "phases": _phase(failing),
     }  # fmt: skip
-    case = Case(_case(body), _case(_body(after)), code)
+    case = Case(_case(body), _case(_body(stands or after)), code)
     note = f"{source.deployment}{f', {model}' if model else ''}"
     return Draft(
         "lesson",
@@ -353,6 +394,8 @@ def _outcomes(entries: Sequence[Entry], attempts: Sequence[Entry]) -> list[Ledge
 
 def _told(change: _Change) -> str:
     where = f" of {change.subject}" if change.subject else ""
+    if change.after is None and change.before is not None:
+        return f"Take back {change.key}{where}, which was {_value(change.before)[:60]}."
     if change.difference:
         return f"Change {change.key}{where}:\n```\n{change.difference}\n```"
     if change.key in ("recipe", "file") or (isinstance(change.after, str) and len(change.after) > 60):
@@ -373,10 +416,19 @@ def _criteria(body: Mapping[str, Any]) -> str:
 
 def _case(body: Mapping[str, Any]) -> dict[str, Any]:
     subject = _mapping(body.get("subject"))
+    message = _line(_mapping(body.get("diagnosis")).get("message"))
     kept = {
         name: subject[name] for name in ("kernel", "shape", "settings", "recipe_digest", "program") if name in subject
     }
-    return {**kept, "gate": body.get("gate"), "convention": body.get("convention"), "code": _code(body)}
+    if "asked" in subject:  # what was asked for; the rest of the settings the recipe chose
+        kept["settings"] = subject["asked"]
+    return {
+        **kept,
+        "message": message,
+        "gate": body.get("gate"),
+        "convention": body.get("convention"),
+        "code": _code(body),
+    }
 
 
 def _phase(entry: Entry) -> list[str]:

@@ -77,9 +77,7 @@ def reproduce(memory: Memory, lesson: str, recipes: Sequence[Path], run: Run | N
     _runnable(lesson, case)
     ran = run or run_case_in_child
     failing, fixed = ran(case.failing, recipes), ran(case.fixed, recipes)
-    as_before = not failing.passed and (
-        not case.code or case.code in (failing.code, "failed") or failing.code == "failed"
-    )
+    as_before = not failing.passed and _as_before(case, failing)
     confirmed = as_before and fixed.passed
     if confirmed:
         promote(memory, lesson, member.key, {"failing": asdict(failing), "fixed": asdict(fixed), "ran_on": "emulator"})
@@ -87,6 +85,14 @@ def reproduce(memory: Memory, lesson: str, recipes: Sequence[Path], run: Run | N
         memory.report_outcome(lesson, False, f"its fixed case fails on the emulator: {fixed.reason[:300]}", CLIENT)
     status = "reproduced" if confirmed else hit.record.status
     return Reproduced(lesson, failing, fixed, confirmed, _why(case, failing, fixed, as_before), status)
+
+
+def _as_before(case: Case, failing: Outcome) -> bool:
+    """Whether a failure is the stored one: the same code, or the same words where a refusal carries no code."""
+    if not case.code or case.code == "failed" or failing.code in (case.code, "failed"):
+        return True
+    stored, now = (" ".join(text.split()) for text in (str(case.failing.get("message") or ""), failing.reason))
+    return bool(stored and now) and (stored[:60] in now or now[:60] in stored)
 
 
 def _why(case: Case, failing: Outcome, fixed: Outcome, as_before: bool) -> str:

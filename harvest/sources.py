@@ -38,6 +38,10 @@ _NOTES = re.compile(
 )
 _NOTE_FOLDERS = frozenset({"development_progress", "notes", "kernels", "compiler_issues", "kernel_registry", "lessons"})
 _NOT_NOTES = re.compile(r"(?i)^(?:readme|license|changelog|contributing|evaluation_report[\w-]*|verdict)\.md$")
+_GENERATED = re.compile(
+    r"<!-- herdbook: written from the ledger[^>]*-->.*?(?:<!-- herdbook: end[^>]*-->|\Z)", re.DOTALL
+)
+"""What the machine writes into a workspace's documents: the ledger tells it, and better."""
 _LOGS = frozenset({".log", ".err", ".out"})
 
 
@@ -93,7 +97,7 @@ def read_sources(root: Path) -> Reading:
                 )
                 break
             kind = _kind_of(path, base)
-            if kind is None:
+            if kind is None or (kind == "registry" and _has_ledger(path)):
                 continue
             label = _label(path, base)
             text = _text_of(path, base, kind)
@@ -101,6 +105,7 @@ def read_sources(root: Path) -> Reading:
                 left.append(LeftOut(label, text.reason))
                 continue
             total += len(text)
+            text = _GENERATED.sub("", text) if kind == "document" else text
             kind = _by_content(kind, text)
             if kind is not None and text.strip():
                 found.append(Source(kind, label, path, text))
@@ -146,6 +151,11 @@ def _kind_of(path: Path, base: Path) -> Kind | None:
     if suffix == ".txt" and re.search(r"(?i)log|transcript|session|notes?|lessons?|output|stderr", name):
         return "transcript" if re.search(r"(?i)transcript|session", name) else "log"
     return "document" if path == base and suffix in (".txt", "") else None
+
+
+def _has_ledger(path: Path) -> bool:
+    """Whether a result lies in a workspace whose ledger says the same with its evidence."""
+    return any((folder / "ledger.jsonl").is_file() for folder in list(path.parents)[:4])
 
 
 def _by_content(kind: Kind, text: str) -> Kind | None:
