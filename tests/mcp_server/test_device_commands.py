@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kb import open_memory
@@ -20,6 +21,7 @@ from npu_tools.backends.xrt import XrtBackend
 from npu_tools.backends.xrt.outcomes import outcome
 from npu_tools.backends.xrt.profile import profile_recipe
 from npu_tools.recipes import recipe
+from tests.mcp_server.test_npu_tools import ADD, answer, call
 from tests.stand_in.machine import PHOENIX, QUICK, StandIn
 
 
@@ -160,3 +162,50 @@ def test_the_doctor_tells_a_machines_lines_with_fix_and_lesson(
     assert peano.state == "fail"
     assert "llvm-aie==21" in peano.fix
     assert peano.lesson == "air1980-llvm22-stack-frame"
+
+
+# -- over MCP ----------------------------------------------------------------------------------------------------------
+
+
+def _server(lexical_config: Config, tmp_path: Path, machine: StandIn) -> Config:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "add.mlir").write_text(ADD, encoding="utf-8")
+    # The machine's temporary folder holds its lock; jobs read the toolchain from their request.
+    return replace(lexical_config, workspace=folder, toolchain=machine.toolchain.model_dump())
+
+
+def test_an_agent_compiles_and_runs_on_the_device_with_one_argument_more(
+    lexical_config: Config, tmp_path: Path
+) -> None:
+    config = _server(lexical_config, tmp_path, StandIn(tmp_path))
+    compiled = answer(config, "compile", {"program": "add.mlir", "backend": "xrt", "wait_s": 25})
+    assert compiled["ok"], compiled
+    assert compiled["artefact"]
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, 64).astype(np.int32) for _ in range(2))
+    np.savez(config.workspace / "in.npz", arg0=a, arg1=b)
+    ran = answer(
+        config, "run",
+        {"program": "add.mlir", "backend": "xrt", "inputs": "in.npz", "outputs": "out.npz", "wait_s": 25},
+    )  # fmt: skip
+    assert ran["ok"], ran
+    assert ran["ran_on"] == "npu"
+    assert ran["measured_us"] > 0
+    assert ran["modelled_us"] is None
+    np.testing.assert_array_equal(np.load(config.workspace / "out.npz")["arg2"], a + b)
+
+
+def test_a_failure_on_the_device_reaches_the_agent_with_its_lesson(lexical_config: Config, tmp_path: Path) -> None:
+    machine = StandIn(tmp_path, {"aircc": {"stderr": "Error: could not find aiecc in PATH\n", "exit": 1}})
+    config = _server(lexical_config, tmp_path, machine)
+    compiled = answer(config, "compile", {"program": "add.mlir", "backend": "xrt", "wait_s": 25})
+    assert not compiled["ok"]
+    assert [one["code"] for one in compiled["findings"]] == ["aiecc-missing"]
+    assert [one["id"] for one in compiled["lessons"]] == ["airtc-aiecc-not-in-path"]
+
+
+def test_files_of_the_machine_are_not_named_over_http(lexical_config: Config, tmp_path: Path) -> None:
+    config = _server(lexical_config, tmp_path, StandIn(tmp_path))
+    arguments = {"program": "add.mlir", "backend": "xrt", "options": {"xclbin_input": "/etc/passwd"}}
+    assert call(config, "compile", arguments, confined=True).is_error
