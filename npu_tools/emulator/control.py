@@ -16,7 +16,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from npu_tools.air.dialect import ChannelGetOp, ChannelPutOp
-from npu_tools.emulator import strips
+from npu_tools.emulator import strips, sweeps
 from npu_tools.emulator.affine import compile_map, compile_set
 from npu_tools.emulator.code import ARRIVED, Builder, Structured
 from npu_tools.emulator.lanes import Lanes, rectangles
@@ -158,7 +158,7 @@ def lower_scf_for(op: Operation, builder: Builder) -> None:
     block = op.body.block
     last = block.last_op
     yielded = last.operands if last is not None and last.name == "scf.yield" else ()
-    at_once = strips.shortcut(op, builder)
+    at_once = strips.shortcut(op, builder) or sweeps.shortcut(op, builder)
     abreast = builder.machine.trips_abreast(op, builder) if at_once is None else None
     lower_loop(
         builder,
