@@ -21,7 +21,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = (".py", ".md", ".toml", ".json", ".jsonl", ".mlir", ".sh")
 COMMANDS = (
     "explain", "search", "get", "contribute", "outcome", "export", "import", "serve", "setup", "doctor", "corpus", "bench",
-    "demo", "connect", "device", "check", "compile", "run", "gate", "job", "predict", "kernel", "harvest", "reproduce", "deploy", "generate",
+    "demo", "connect", "device", "check", "compile", "run", "gate", "job", "predict", "kernel", "harvest",
+    "reproduce", "deploy", "generate", "evaluate", "skills",
 )  # fmt: skip
 
 
