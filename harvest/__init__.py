@@ -12,9 +12,9 @@ language model: what a source does not state stays missing and is asked for.
 from harvest.apply import Applied, Status, apply_plan, status, undo
 from harvest.errors import HarvestError, NothingToUndo, NotReproducible, SourceUnusable
 from harvest.plan import Item, Plan, plan_harvest
-from harvest.reproduce import Reproduced, reproduce
+from harvest.reproduce import Reproduced, proven, reproduce
 
 __all__ = [
     "Applied", "HarvestError", "Item", "NotReproducible", "NothingToUndo", "Plan", "Reproduced",
-    "SourceUnusable", "Status", "apply_plan", "plan_harvest", "reproduce", "status", "undo",
+    "SourceUnusable", "Status", "apply_plan", "plan_harvest", "proven", "reproduce", "status", "undo",
 ]  # fmt: skip

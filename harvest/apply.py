@@ -59,7 +59,7 @@ def apply_plan(
         before = standing(store)
         fresh = {c.key: c for c in plan.candidates if c.key not in before.members}
         after = {**before.members, **fresh}
-        made = desired(after, memory, before.reproduced)
+        made = desired(after, memory, before.reproduced | plan.proven)
         home = {member.key: name for name, item in made.items() for member in item.members}
         twins = {c.key: name for name, cluster in plan.merged_into.items() for c in cluster}
         chosen = [c for key, c in sorted(fresh.items()) if home.get(key, twins.get(key)) in allowed]
@@ -68,6 +68,9 @@ def apply_plan(
             return Applied(None, (), (), (), tuple(sorted(barred)), votes)
         name = _name(chosen, store.last_seq())
         store.note(HARVEST, name, {"root": plan.root, "members": [as_event(c) for c in chosen]})
+        for candidate in chosen:
+            if candidate.key in plan.proven:
+                store.note(REPRODUCED, name, {"key": candidate.key, "ran_on": "emulator"})
         stand = standing(store)
         added, changed, withdrawn = reconcile(memory, desired(stand.members, memory, stand.reproduced), name)
         for twin, cluster in plan.merged_into.items():

@@ -97,10 +97,17 @@ def desired(members: Mapping[str, Candidate], memory: Memory, reproduced: frozen
     return found
 
 
+def made_here(store: Store) -> set[str]:
+    """Ids of records a harvest of this home stored; what came by import brings other homes' events along."""
+    return {
+        event.record_id for event in store.events() if event.type == "contributed" and event.data.get("by") == HARVEST
+    }
+
+
 def foreign(memory: Memory) -> dict[str, Record]:
     """The user records no harvest made."""
     assert memory.store is not None
-    made = {event.record_id for event in memory.store.events() if event.data.get("by") == HARVEST}
+    made = made_here(memory.store)
     return {s.record.id: s.record for s in memory.store.changed_since(0) if s.record.id not in made}
 
 
@@ -150,7 +157,7 @@ def reconcile(memory: Memory, wanted: Mapping[str, Wanted], harvest: str) -> tup
     """Make the store hold exactly these of the harvested records; returns (added, changed, withdrawn)."""
     store = memory.store
     assert store is not None
-    made = {event.record_id for event in store.events() if event.data.get("by") == HARVEST}
+    made = made_here(store)
     mark = {"by": HARVEST, "harvest": harvest}
     added: list[str] = []
     changed: list[str] = []

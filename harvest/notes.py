@@ -57,6 +57,10 @@ _SOLVED = re.compile(
 _BECAUSE = re.compile(r"^(?P<fix>.{8,}?)\s*\((?P<symptom>(?:[^()]|\([^()]*\)){15,})\)\.?$", re.DOTALL)
 _MEASURE = re.compile(r"^[a-z]+(?:_[a-z]+)+:\s")
 """A figure of a log (`wall_min: 37.1`), whatever is said beside it."""
+_FIGURE_FIRST = re.compile(
+    r"(?i)^\W*(?:mean_rel\w*|rel_err|abs_err|rtol|atol|cosine|corr)\b(?: max)?`? ?= ?`?[\d.e-]+|^\W*`?make \w+`?\W+(?:pass|run)"
+)
+"""An item that is about a figure or a target's success."""
 _ATTEMPT = re.compile(r"(?i)\b(?:attempt|try|cycle|iteration)\s*#?\d+|^#\d+\b")
 
 
@@ -92,7 +96,12 @@ def drafts_of_notes(source: Source) -> list[Draft]:
         if whole is not None:
             found.append(whole)
             continue
-        parts = list(_parts(section, place))
+        # A skill is a procedure: its steps speak of failing and mending without being lessons; its tables are.
+        parts = (
+            [d for block in blocks(section.body) if (t := table_of(block)) for d in _rows(t.columns, t.rows, place)]
+            if skill
+            else list(_parts(section, place))
+        )
         prose = _prose(section, place) if not parts else None
         found.extend([prose] if prose is not None else parts)
     return found
@@ -260,7 +269,7 @@ def _below(block: str) -> str:
 
 def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False, granted: bool = False) -> Draft | None:
     """A lesson in one item or paragraph: it says what went wrong and what was done. `strict`: only with a bold lead or a label."""
-    if len(text) < MIN_CHARS or speaks_of_success_only(text) or _MEASURE.match(text):
+    if len(text) < MIN_CHARS or _FIGURE_FIRST.match(text) or speaks_of_success_only(text) or _MEASURE.match(text):
         return None
     lead = _LEAD.match(text)
     title = plain(lead["lead"]) if lead is not None else ""
@@ -270,7 +279,12 @@ def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False, gr
     if title and organises(title):
         title = ""
     item = strict and item_like and broke_and_mended(text)
-    if strict and not item and not (labelled and fails(text)) and not (title and fails(text) and mends(rest)):
+    if (
+        strict
+        and not item
+        and not (labelled and fails(text))
+        and not (title and broke_and_mended(text) and mends(rest))
+    ):
         return None
     known_trouble = fails(text) or (granted and bool(title))
     if not strict and not (known_trouble and (labelled or mends(text))):

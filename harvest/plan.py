@@ -9,7 +9,7 @@ Nothing is written here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -62,6 +62,7 @@ class Plan:
     outcomes: tuple[LedgerOutcome, ...]
     left_out: tuple[LeftOut, ...]
     merged_into: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict[str, tuple[Candidate, ...]])
+    proven: frozenset[str] = frozenset()
 
     def of(self, action: Action) -> list[Item]:
         """The items with this action."""
@@ -99,13 +100,13 @@ class Plan:
 
 def plan_harvest(
     memory: Memory, root: Path, *, answers: Mapping[str, Mapping[str, str]] | None = None, minimum: str = "observed",
-    recipes: Path | None = None, today: date | None = None,
+    recipes: Path | None = None, proven: Callable[[Candidate], bool] | None = None, today: date | None = None,
 ) -> Plan:  # fmt: skip
     """What harvesting `root` would do.
 
     `answers`: by the id or evidence of an item, the fields nobody stated ("cause", "fix"), from whoever knows.
     `minimum`: records of a lesser status are not taken in. `recipes`: the folder of shipped recipes, to show what of one
-    was changed.
+    was changed. `proven`: runs a candidate's cases and says whether they end as it tells; such a lesson is `reproduced`.
 
     Raises:
         SourceUnusable: `root` cannot be read.
@@ -123,7 +124,8 @@ def plan_harvest(
             refusals.append(judged)
         else:
             candidates.append(judged)
-    return _planned(memory, reading.root.name, candidates, refusals, told.outcomes, told.left_out, minimum)
+    shown = frozenset(c.key for c in candidates if proven is not None and c.case is not None and proven(c))
+    return _planned(memory, reading.root.name, candidates, refusals, told.outcomes, told.left_out, minimum, shown)
 
 
 def _answered(draft: Draft, given: Mapping[str, str]) -> Draft:
@@ -136,12 +138,12 @@ def _answered(draft: Draft, given: Mapping[str, str]) -> Draft:
 
 def _planned(
     memory: Memory, root: str, found: list[Candidate], refusals: list[Refusal], outcomes: tuple[LedgerOutcome, ...],
-    left_out: tuple[LeftOut, ...], minimum: str,
+    left_out: tuple[LeftOut, ...], minimum: str, proven: frozenset[str],
 ) -> Plan:  # fmt: skip
     store = memory._writable()  # pyright: ignore[reportPrivateUsage]
     before = standing(store)
     fresh = {c.key: c for c in found if c.key not in before.members}
-    after = Standing({**before.members, **fresh}, before.harvests, before.reproduced)
+    after = Standing({**before.members, **fresh}, before.harvests, before.reproduced | proven)
     wanted = desired(after.members, memory, after.reproduced)
     held = {member.key: name for name, item in wanted.items() for member in item.members}
     items: list[Item] = []
@@ -204,7 +206,7 @@ def _planned(
     items.extend(
         Item("refused", "", "source", gone.label, f"not read: {gone.reason}", (gone.label,)) for gone in left_out
     )
-    return Plan(root, tuple(items), tuple(kept[key] for key in sorted(kept)), outcomes, left_out, merged)
+    return Plan(root, tuple(items), tuple(kept[key] for key in sorted(kept)), outcomes, left_out, merged, proven)
 
 
 def _reviewed(names: tuple[str, ...], memory: Memory) -> bool:

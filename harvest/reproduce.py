@@ -23,6 +23,7 @@ from harvest.errors import NotReproducible
 from harvest.members import desired, standing
 from harvest.vet import Candidate
 from kb.memory import Memory
+from kb.records import Lesson
 
 TIMEOUT_S = 900.0
 CLIENT = "reproduce"
@@ -85,6 +86,19 @@ def reproduce(memory: Memory, lesson: str, recipes: Sequence[Path], run: Run | N
         memory.report_outcome(lesson, False, f"its fixed case fails on the emulator: {fixed.reason[:300]}", CLIENT)
     status = "reproduced" if confirmed else hit.record.status
     return Reproduced(lesson, failing, fixed, confirmed, _why(case, failing, fixed, as_before), status)
+
+
+def proven(candidate: Candidate, recipes: Sequence[Path], run: Run | None = None) -> bool:
+    """Whether a candidate's cases end as it tells; False for one that has none that can be run."""
+    if candidate.case is None or not isinstance(candidate.record, Lesson):
+        return False
+    try:
+        _runnable(candidate.record.id, candidate.case)
+    except NotReproducible:
+        return False
+    ran = run or run_case_in_child
+    failing = ran(candidate.case.failing, recipes)
+    return not failing.passed and _as_before(candidate.case, failing) and ran(candidate.case.fixed, recipes).passed
 
 
 def _as_before(case: Case, failing: Outcome) -> bool:

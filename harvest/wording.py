@@ -44,7 +44,7 @@ _MENDS = re.compile(
 )
 _BROKE = re.compile(
     r"(?i)\b(?:fail(?:s|ed|ing|ure)?|errors?|wrong|incorrect(?:ly)?|garbage|corrupt\w*|hangs?|hung|exceed\w*|exhaust\w*|nan|crash\w*|overflow\w*|stale|broken|breaks?|broke"
-    r"|mismatch\w*|unable|not found|blocked|blockers?|bugs?|collision|incompatible|conflicts?|breach(?:es)?|false positive|regression|asserts?|not divisible|not a known|too tight|over-?strict|bypass\w*|snapshots?|deadlock\w*|flaky|spurious|contaminat\w*|impossible|silently)\b|> ?\d{3,}|❌"
+    r"|mismatch\w*|unable|not found|blocked|blockers?|bugs?|collision|incompatible|conflicts?|breach(?:es)?|false positive|regression|asserts?|not divisible|not a known|too tight|over-?strict|bypass\w*|mandatory|snapshots?|deadlock\w*|flaky|spurious|contaminat\w*|impossible|silently)\b|> ?\d{3,}|❌"
 )
 _MENDED = re.compile(
     r"(?i)\b(?:fix(?:ed|es)?|resolved|workaround|instead|must|need(?:s|ed)?|requires?|pivoted|solved|use[sd]?|halv\w+|renamed?|mandatory|relaxed|reorgani[sz]e|split|pad(?:ded)?|works? fine|re-?compile[ds]?|make clean|override|landed|unblocked|add(?:ed)?)\b|→"

@@ -39,7 +39,10 @@ def harvest(
         bool, typer.Option("--yes", "-y", help="Apply without asking; conflicts of notes with reviewed lessons wait.")
     ] = False,
     minimum: Annotated[
-        str, typer.Option(help="With --yes, the least status taken in: observed or reproduced.")
+        str,
+        typer.Option(
+            help="The least status taken in: observed, or reproduced (cases are run again on the emulator first)."
+        ),
     ] = "observed",
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="Take in conflicts with reviewed lessons too.")
@@ -77,7 +80,11 @@ def harvest(
         fail("name the folder to harvest, or use --status or --undo", as_json=as_json)
     if minimum not in ("observed", "reproduced"):
         fail(f"--minimum {minimum!r}: observed or reproduced", as_json=as_json)
-    plan = h.plan_harvest(memory, folder, answers=_answers(answers, as_json), minimum=minimum, recipes=kernels_folder())
+    shipped = kernels_folder()
+    prove = (lambda candidate: h.proven(candidate, [shipped])) if minimum == "reproduced" else None
+    plan = h.plan_harvest(
+        memory, folder, answers=_answers(answers, as_json), minimum=minimum, recipes=shipped, proven=prove
+    )
     if not as_json:
         _show(plan, diff)
     todo = any(

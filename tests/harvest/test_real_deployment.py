@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +18,8 @@ from tests.npu_tools.deployment.quick_world import CONFIG, KERNELS, QuickWorld
 WIDER = {**CONFIG, "hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 320}
 
 
-def opened(folder: Path, name: str, config: dict[str, object]) -> Machine:
-    machine = Machine(Workspace(folder), QuickWorld(), KERNELS)
+def opened(folder: Path, name: str, config: Mapping[str, Any]) -> Machine:
+    machine = Machine(Workspace(folder), cast("Any", QuickWorld()), KERNELS)
     machine.open(Model(name, config, "random:7"), OpenOptions(seq_len=64, layers=1))
     return machine
 

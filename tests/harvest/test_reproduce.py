@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from harvest import NotReproducible, apply_plan, plan_harvest, reproduce
+from harvest import NotReproducible, apply_plan, plan_harvest, proven, reproduce
 from harvest.reproduce import Outcome
 from kb import Memory
 from kb.records import Lesson
 from mcp_server.config import kernels_folder
+from tests.harvest.conftest import MakeMemory
 from tests.harvest.deployments import attempt, decision, write_deployment
 
 SHAPE = {"M": 512, "K": 512}
@@ -83,3 +84,19 @@ def test_it_runs_on_the_emulator_in_a_child_process(learnt: tuple[Memory, str]) 
     done = reproduce(memory, name, [kernels_folder()])
     assert (done.failing.passed, done.fixed.passed) == (False, True), (done.failing, done.fixed)
     assert done.ran_on == "emulator"
+
+
+def test_a_policy_of_reproduced_takes_in_only_what_ran_as_it_says(tmp_path: Path, make_memory: MakeMemory) -> None:
+    folder = write_deployment(
+        tmp_path / "w", "m",
+        ("attempt", 1, attempt("kernel", "gemv", SHAPE, {"tile_m": 7}, False, code="divisibility", message="not a multiple of tile_m")),
+        ("decision", 1, decision("setting", "gemv.tile_m", 7, 8, "rows come in whole tiles")),
+        ("attempt", 1, attempt("kernel", "gemv", SHAPE, {"tile_m": 8}, True)),
+    )  # fmt: skip
+    for fixed, statuses in ((PASSED, ["reproduced"]), (FAILED, [])):
+        memory = make_memory(str(len(statuses)))
+        run = outcomes(FAILED, fixed)
+        plan = plan_harvest(memory, folder, minimum="reproduced", proven=lambda c, run=run: proven(c, [], run))
+        apply_plan(memory, plan)
+        assert [hit.record.status for hit in memory.records()] == statuses
+        assert all("only reproduced is wanted" in item.why for item in plan.of("refused"))

@@ -100,3 +100,20 @@ def test_a_record_with_something_secret_in_it_is_left_out(learnt: Memory, tmp_pa
     done = export_new(learnt, tmp_path / "out")
     assert "leaky" not in done.written
     assert done.left_out[0][0] == "leaky"
+
+
+def test_what_was_imported_stays_when_the_team_mate_harvests_and_undoes(
+    learnt: Memory, make_memory: MakeMemory, tmp_path: Path
+) -> None:
+    """Other homes' events come along with their records, and must not make these look like harvested here."""
+    from harvest import undo
+    from kb.exchange import export
+
+    apply_plan(learnt, plan_harvest(learnt, deploy(tmp_path / "twice", "Qwen3-0.6B", PLANTED[:3], second=True)))
+    export(learnt, tmp_path / "all")
+    other = make_memory("other")
+    taken = set(import_shared(other, tmp_path / "all").new)
+    apply_plan(other, plan_harvest(other, deploy(tmp_path / "w3", "Llama-3.2-1B", PLANTED[5:7])))
+    assert taken <= {hit.record.id for hit in other.records()}
+    undo(other)
+    assert {hit.record.id for hit in other.records()} == taken

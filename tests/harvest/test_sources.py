@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_failed_command_that_was_never_mended_is_no_lesson(tmp_path: Path, emp
     assert plan_harvest(empty, tmp_path).counts()["new"] == 0
 
 
-def job(folder: Path, name: str, ended: float, program: str, finding: dict[str, object] | None) -> None:
+def job(folder: Path, name: str, ended: float, program: str, finding: Mapping[str, object] | None) -> None:
     place = folder / name
     write(
         place,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,15 @@ from harvest.recall import read_list
 from harvest.transfer import DATA, base_of, deployments, read_failures, tells, words_digest
 
 
-def transfer_data() -> dict[str, object]:
+def transfer_data() -> dict[str, Any]:
     return tomllib.loads((DATA / "transfer.toml").read_text(encoding="utf-8"))
 
 
 def test_every_failure_has_words_or_a_place_a_reason_and_earlier_answers_only() -> None:
     data = transfer_data()
-    order = [one["name"] for one in data["deployment"]]  # type: ignore[index,attr-defined]
+    order = [one["name"] for one in data["deployment"]]
     ids: list[str] = []
-    for item in data["failure"]:  # type: ignore[attr-defined]
+    for item in data["failure"]:
         ids.append(item["id"])
         assert item["why"]
         assert item.get("ask") or (item.get("lines") and item.get("digest")), item["id"]
