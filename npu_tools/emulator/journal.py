@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npu_tools.emulator.kernels import ExternalKernel
     from npu_tools.emulator.numerics import Numerics
 
-MAX_BYTES = 512 << 20
+MAX_BYTES = 256 << 20
 """Bytes moved in one iteration beyond which no journal is kept: its storage stays alive."""
 
 
