@@ -92,9 +92,9 @@ def _joined(tiles: list[_Tile], axis: int, order: tuple[int, ...] | None) -> Arr
     axes = order or tuple(range(len(shape)))
     stored = np.empty([shape[at] for at in axes], parts[0].dtype)
     whole = stored.transpose(np.argsort(axes))
-    along = np.moveaxis(whole, axis, 0)
+    behind = (slice(None),) * (-1 - axis)
     for position, part in enumerate(parts):
-        along[position * step : (position + 1) * step] = np.moveaxis(part, axis, 0)
+        whole[(..., slice(position * step, (position + 1) * step), *behind)] = part
     return whole
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, cast
 
 import ml_dtypes
@@ -106,6 +107,7 @@ def memory_space(memref: MemRefType[Any]) -> int:
     return cast("IntegerAttr[Any]", space).value.data if isinstance(space, IntegerAttr) else 0
 
 
+@lru_cache(maxsize=4096)
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a dense array, innermost last."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

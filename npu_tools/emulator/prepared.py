@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from npu_tools.air import Program
-from npu_tools.emulator.arguments import Inputs
+from npu_tools.emulator.arguments import Held, Inputs
 from npu_tools.emulator.bound import BoundInputs, held
 from npu_tools.emulator.code import Code
 from npu_tools.emulator.machine import Machine
@@ -60,7 +60,15 @@ class PreparedProgram:
         Raises:
             UnusableInput: inputs of the wrong shape or type.
         """
-        return held(self.function, inputs, self.numerics)
+        bound = held(self.function, inputs, self.numerics)
+        if self.outputs is None:
+            return bound
+        # What is not given back need not be there twice, as it was given and as it is held.
+        values = [
+            Held(value.values, value.values) if isinstance(value, Held) and at not in self.outputs else value
+            for at, value in enumerate(bound.values)
+        ]
+        return BoundInputs(bound.function, bound.mode, tuple(values))
 
     def run(
         self,
@@ -95,5 +103,6 @@ class PreparedProgram:
             result = replace(result, counters=result.counters.copy())
             # Module constants may have been written: such a machine is not as it was.
             if not known.machine.globals:
+                known.machine.pool.forget()
                 self._idle.append(known)
         return result
