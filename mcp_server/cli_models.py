@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -69,32 +70,34 @@ def generate_command(
     fused: Annotated[
         bool | None, typer.Option("--fused/--leaves", help="Upstream's few ELFs a layer, or a kernel a dispatch.")
     ] = None,
-    numerics: Annotated[str, typer.Option(help="faithful, or f32, which rounds nothing.")] = "faithful",
+    numerics: Annotated[
+        str, typer.Option(help="Of the emulator: faithful, or f32, which rounds nothing.")
+    ] = "faithful",
+    backend: Annotated[Literal["emulator", "xrt"], typer.Option(help="Where kernels run; xrt is an NPU.")] = "emulator",
     as_json: JsonFlag = False,
 ) -> None:
-    """Text from a model on the emulated NPU: every projection, norm, rotation and activation runs as its AIR program.
+    """Text from a model on the emulated NPU (or a real one): every projection, norm, rotation and activation runs as its AIR program.
 
     Attention of single tokens, the embedding and the last norm are the host's, as in upstream's runners. It says where
     each part ran. Times are modelled, except the wall's.
     """
-    from npu_tools.backends import EmulatorBackend
     from npu_tools.models.host import Sampling
 
     if numerics not in ("faithful", "f32"):
         fail(f"--numerics is faithful or f32, not {numerics}", as_json=as_json)
     chosen = _chosen(source, config, as_json)
-    backend = EmulatorBackend(numerics=numerics)
-    runner = _runner(chosen, backend, seq_len, fused)
-    text = _tokenizer(tokenizer or chosen.weights, runner, as_json)
-    if text is not None:
-        runner.pad_token = min(text.stops, default=0)
     sampling = Sampling(temperature, top_k, top_p or 1e-9)
-    runner.check()
-    asks_chat = text is not None and text.form is not None if chat is None else chat
     answers: list[dict[str, Any]] = []
-    for one in prompt:
-        ids = _prompt_tokens(one, text, asks_chat, as_json)
-        answers.append(_answer(runner, text, one, ids, tokens, sampling, seed, as_json))
+    with ExitStack() as stack:
+        runner = _runner(chosen, _backend(backend, numerics, stack), seq_len, fused)
+        text = _tokenizer(tokenizer or chosen.weights, runner, as_json)
+        if text is not None:
+            runner.pad_token = min(text.stops, default=0)
+        runner.check()
+        asks_chat = text is not None and text.form is not None if chat is None else chat
+        for one in prompt:
+            ids = _prompt_tokens(one, text, asks_chat, as_json)
+            answers.append(_answer(runner, text, one, ids, tokens, sampling, seed, as_json))
     summary = _summary(runner, chosen, numerics, answers)
     if not emit({**summary, "answers": answers}, as_json):
         console.print(_footer(summary), markup=False, soft_wrap=True)
@@ -136,6 +139,21 @@ def layer_command(
         console.print(f"target {target['target']}: " + ("[green]holds[/]" if ok else "[red]missed[/]"))
     if not ok:
         raise typer.Exit(1)
+
+
+def _backend(name: str, numerics: Literal["faithful", "f32"], stack: ExitStack) -> Any:
+    """The backend, closed with the stack."""
+    from mcp_server.config import Config
+
+    if name == "emulator":
+        from npu_tools.backends import EmulatorBackend
+
+        return EmulatorBackend(numerics=numerics)
+    from npu_tools.backends.xrt import Toolchain, XrtBackend
+
+    config = Config.from_environment()
+    toolchain = Toolchain.model_validate(dict(config.toolchain))
+    return stack.enter_context(XrtBackend(toolchain, cache=config.home / "artefacts"))
 
 
 def _chosen(source: str, config: Path | None, as_json: bool) -> Chosen:
@@ -273,9 +291,10 @@ def _footer(summary: dict[str, Any]) -> str:
         token_ms = (modelled["decode"] + modelled["head"]) / 1000
         told = f" Kernels on an NPU, modelled: prompt {modelled['prefill'] / 1e6:.3f} s, token {token_ms:.1f} ms."
     each = summary["dispatches_per_layer"]
+    numerics = f"{summary['numerics']} numerics; " if summary["ran_on"] == ["emulator"] else ""
     return (
         f"{summary['tokens']} tokens in {summary['wall_s']:.1f} s by {summary['runs']} kernel runs on the "
-        f"{' and '.join(summary['ran_on'])} ({summary['numerics']} numerics; {each['prefill']} dispatches a layer for a "
+        f"{' and '.join(summary['ran_on'])} ({numerics}{each['prefill']} dispatches a layer for a "
         f"prompt of up to {summary['seq_len']} tokens, {each['decode']} for a token). On the host: "
         f"{', '.join(summary['on_host'])}, the embedding.{told}"
     )

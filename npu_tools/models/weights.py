@@ -178,7 +178,8 @@ def hub_folder(name: str) -> Path:
     Raises:
         UnusableInput: no such path and no hub id, or the hub cannot be reached.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
+    is_file = name.endswith((".gguf", ".safetensors", ".json"))
+    if is_file or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
         raise UnusableInput(f"there is no {name}; give a folder, a .gguf file, random:SEED, or a hub id OWNER/NAME")
     try:
         hub = importlib.import_module("huggingface_hub")

@@ -128,6 +128,7 @@ def test_places_where_nothing_is_are_said(tmp_path: Path):
     for source, said in [
         (tmp_path, "no \\*.safetensors"),
         (tmp_path / "nowhere", "there is no"),
+        ("models/missing.gguf", r"there is no models/missing\.gguf"),
         ("random:x", "random:SEED"),
     ]:
         with pytest.raises(UnusableInput, match=said):
