@@ -35,6 +35,10 @@ from harvest.wording import (
 )
 
 MIN_CHARS = 60
+MAX_CHARS = 6_000
+MAX_DRAFTS = 300
+"""Lessons taken of one document; the richest seen upstream has fifteen."""
+MAX_DEPTH = 6
 """Shorter items say too little to be found again."""
 _BOLD_LABEL = re.compile(
     r"^[ \t]*(?:[-*+]\s+)?(?:\*\*|__)(?P<label>[^*_\n]{2,110}?)(?:\*\*|__)(?P<more>\s*\([^)\n]*\))?\s*:?[ \t]*(?P<rest>.*)$"
@@ -104,7 +108,9 @@ def drafts_of_notes(source: Source) -> list[Draft]:
         )
         prose = _prose(section, place) if not parts else None
         found.extend([prose] if prose is not None else parts)
-    return found
+        if len(found) >= MAX_DRAFTS:
+            break
+    return found[:MAX_DRAFTS]
 
 
 def _folded(found: list[Section]) -> Iterator[Section]:
@@ -246,13 +252,13 @@ def _parts(section: Section, place: _Place) -> Iterator[Draft]:
                 yield draft
 
 
-def _unnested(body: str) -> Iterator[str]:
+def _unnested(body: str, depth: int = 0) -> Iterator[str]:
     """The blocks of `body`; the points under a list item that only introduces them (`- notable_events:`) by themselves."""
     for block in blocks(body):
         below, first = _below(block), block.split("\n", 1)[0]
-        if below and len(first) < MIN_CHARS and len(_attempt_items(below)) < 2:
+        if depth < MAX_DEPTH and below and len(first) < MIN_CHARS and len(_attempt_items(below)) < 2:
             yield first
-            yield from _unnested(below)
+            yield from _unnested(below, depth + 1)
         else:
             yield block
 
@@ -269,7 +275,12 @@ def _below(block: str) -> str:
 
 def _told(text: str, place: _Place, *, strict: bool, item_like: bool = False, granted: bool = False) -> Draft | None:
     """A lesson in one item or paragraph: it says what went wrong and what was done. `strict`: only with a bold lead or a label."""
-    if len(text) < MIN_CHARS or _FIGURE_FIRST.match(text) or speaks_of_success_only(text) or _MEASURE.match(text):
+    if (
+        not MIN_CHARS <= len(text) <= MAX_CHARS
+        or _FIGURE_FIRST.match(text)
+        or speaks_of_success_only(text)
+        or _MEASURE.match(text)
+    ):
         return None
     lead = _LEAD.match(text)
     title = plain(lead["lead"]) if lead is not None else ""

@@ -25,6 +25,8 @@ MAX_TEXT_BYTES = 2 * 1024 * 1024
 """Largest note or log read: the longest hand-written progress file seen upstream is 20 kB."""
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Largest ledger or transcript read."""
+MAX_LINE_CHARS = 4_000
+"""What of a line of a note is looked at."""
 MAX_FILES = 20_000
 MAX_TOTAL_BYTES = 512 * 1024 * 1024
 _SKIPPED_FOLDERS = frozenset(
@@ -105,7 +107,8 @@ def read_sources(root: Path) -> Reading:
                 left.append(LeftOut(label, text.reason))
                 continue
             total += len(text)
-            text = _GENERATED.sub("", text) if kind == "document" else text
+            if kind in ("document", "log"):
+                text = "\n".join(line[:MAX_LINE_CHARS] for line in _GENERATED.sub("", text).split("\n"))
             kind = _by_content(kind, text)
             if kind is not None and text.strip():
                 found.append(Source(kind, label, path, text))

@@ -25,6 +25,7 @@ from kb.tokens import terms
 SOFT = frozenset({"home-path", "host", "ip", "mac", "user"})
 """What is taken out while the rest stays; any other redaction means a secret stood there, and the draft is refused."""
 MAX_FIELD_CHARS = 4_000
+MAX_READ_CHARS = 20_000
 MIN_SYMPTOM_TERMS = 5
 MIN_FIX_TERMS = 1
 MIN_TERMS = 8
@@ -95,7 +96,7 @@ def vet(draft: Draft, today: date) -> Candidate | Refusal:
     def refused(code: str, reason: str, needs: tuple[str, ...] = ()) -> Refusal:
         return Refusal(title, shown, code, reason, needs, draft if needs else None)
 
-    raw = {name: _plain(value) for name, value in draft.fields.items()}
+    raw = {name: _plain(_shortened(value)) for name, value in draft.fields.items()}
     said = "\n".join(_strings(raw)) + "\n" + _plain(draft.evidence.id)
     orders = instructions_in(said) or instructions_in(_INVISIBLE.sub(" ", said))
     if orders:
@@ -204,6 +205,13 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]  # pyright: ignore
+    return value
+
+
+def _shortened(value: Any) -> Any:
+    """What is looked at of a text: far more than is kept, and little enough for every check."""
+    if isinstance(value, str) and len(value) > MAX_READ_CHARS:
+        return value[:MAX_READ_CHARS] + _CUT
     return value
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -81,7 +82,7 @@ def harvest(
     if minimum not in ("observed", "reproduced"):
         fail(f"--minimum {minimum!r}: observed or reproduced", as_json=as_json)
     shipped = kernels_folder()
-    prove = (lambda candidate: h.proven(candidate, [shipped])) if minimum == "reproduced" else None
+    prove = partial(h.proven, recipes=[shipped]) if minimum == "reproduced" else None
     plan = h.plan_harvest(
         memory, folder, answers=_answers(answers, as_json), minimum=minimum, recipes=shipped, proven=prove
     )

@@ -87,7 +87,9 @@ def test_each_refusal_says_why(attacked: tuple[Memory, list[Note], list[Lesson],
     assert said["secret"] == 60
     assert said["personal"] >= 20
     assert said["instructions"] >= 40
-    assert said["harmful"] + said["instructions"] >= 70
+    assert (
+        said["harmful"] + said["instructions"] + said["personal"] == 90
+    )  # thirty harmful, forty orders, twenty personal
     assert said["not read"] >= 21  # giants, binaries and a link that points outside
 
 

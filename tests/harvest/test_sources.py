@@ -150,3 +150,18 @@ def test_jobs_on_one_program_tell_what_of_it_was_changed(tmp_path: Path, empty: 
     assert "-tile = 8\n+tile = 2" in found.fix
     assert "memtile.bytes" in found.cause
     assert found.provenance[0].evidence == "job:run-20260501-100000-aaaaaa..run-20260501-100500-bbbbbb"
+
+
+def test_an_endless_note_is_read_within_bounds(tmp_path: Path) -> None:
+    """One line of a megabyte, fifteen thousand rows, eight hundred levels of points."""
+    from harvest.extract import extract
+    from harvest.notes import MAX_DRAFTS
+    from harvest.sources import MAX_LINE_CHARS
+
+    row = "| gemm fails with an error | the tile is wrong here | use another tile |\n"
+    write(tmp_path, "a/LESSONS.md", "## x\n\n| Symptom | Cause | Fix |\n|---|---|---|\n" + row * 15_000)
+    write(tmp_path, "b/LESSONS.md", "## Bug\n\n- " + "**" * 300_000 + " fails, use another\n")
+    write(tmp_path, "c/LESSONS.md", "## Bugs\n\n" + "".join(" " * n + "- fails fix use error\n" for n in range(800)))
+    reading = read_sources(tmp_path)
+    assert max(len(line) for source in reading.sources for line in source.text.split("\n")) <= MAX_LINE_CHARS
+    assert len(extract(reading).drafts) <= 3 * MAX_DRAFTS
