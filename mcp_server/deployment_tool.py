@@ -15,7 +15,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_server.deployments import FAILURES, TEXT_CHARS
 
@@ -32,8 +32,21 @@ _STEPS, _SETTINGS = 12, 20
 _WORK = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False)
 
 Action = Literal["start", "run", "status", "set", "recipe", "note", "answer", "evaluate"]
-Scalar = str | int | float | bool
 T = TypeVar("T")
+
+
+class StartOptions(BaseModel):
+    """Weights: a folder, .gguf, hub id or random:SEED. prompts × steps is the token gate. A person is asked after checkpoints."""
+
+    model_config = ConfigDict(extra="forbid")
+    weights: str | None = None
+    seq_len: int = 256
+    layers: int | None = None
+    prompts: int = Field(default=8, le=8)
+    steps: int = Field(default=32, le=32)
+    convention: Literal["head", "paper"] = "head"
+    checkpoints: list[int] = []
+    backend: Literal["emulator", "xrt"] = "emulator"
 
 
 class LessonSeen(BaseModel):
@@ -97,9 +110,6 @@ class DeploymentReply(BaseModel):
     next_step: str
 
 
-_Workspace = Annotated[str, Field(description="folder of this deployment, in the workspace", max_length=1000)]
-
-
 def add_deployment(server: MCPServer[Any], places: Places, own: Config) -> None:
     """Add the tool to `server`."""
 
@@ -107,91 +117,62 @@ def add_deployment(server: MCPServer[Any], places: Places, own: Config) -> None:
     async def deployment(
         ctx: Context,
         action: Action,
-        workspace: _Workspace,
-        model: Annotated[
-            str | None, Field(description="start: config.json, folder, .gguf, or a published name", max_length=4096)
-        ] = None,
-        config: Annotated[
-            dict[str, Any] | None, Field(description="start: the config.json itself, instead of model")
-        ] = None,
-        weights: Annotated[
-            str | None, Field(description="start: folder, .gguf, hub id or random:SEED", max_length=4096)
-        ] = None,
-        seq_len: Annotated[int, Field(description="start: prompts are padded to this", ge=1, le=131_072)] = 256,
-        layers: Annotated[int | None, Field(description="start: only so many layers", ge=1, le=1000)] = None,
-        prompts: Annotated[int, Field(description="start: prompts of the token gate", ge=1, le=8)] = 8,
-        steps: Annotated[int, Field(description="start: tokens of the token gate", ge=1, le=32)] = 32,
-        convention: Annotated[Literal["head", "paper"], Field(description="start: whose criteria decide")] = "head",
-        checkpoints: Annotated[
-            list[int] | None, Field(description="start: phases after which a person is asked", max_length=8)
-        ] = None,
-        backend: Literal["emulator", "xrt"] = "emulator",
-        phase: Annotated[int | None, Field(description="run: this phase again", ge=0, le=7)] = None,
-        until: Annotated[int, Field(description="run: the last phase", ge=0, le=7)] = 7,
-        key: Annotated[
-            str | None,
+        workspace: str,
+        model: Annotated[str, Field(description="start: path or published name")] = "",
+        config: dict[str, Any] | None = None,
+        options: Annotated[
+            dict[str, Any] | None,
             Field(
-                description="set: 'gemm', 'gemm 64x128x128', 'prefill/q', or 'buffers/rope' (static: positions)",
-                max_length=200,
+                description="start: weights (path, hub id, random:SEED), seq_len, layers, prompts, steps, convention …"
             ),
         ] = None,
-        settings: Annotated[
-            dict[str, Scalar | None] | None, Field(description="set: values; null takes one back")
-        ] = None,
-        kernel: Annotated[str | None, Field(description="recipe, note: whose", max_length=60)] = None,
-        file: Annotated[
-            str | None,
-            Field(description="recipe: design.py, host.py, kernel.toml, reference.py (to read)", max_length=60),
-        ] = None,
+        phase: Annotated[int, Field(description="run only this, again")] = -1,
+        until: int = 7,
+        key: Annotated[
+            str, Field(description="set: 'gemm', 'gemm 64x128x128', 'prefill/q', 'buffers/rope' (static)")
+        ] = "",
+        settings: Annotated[dict[str, Any] | None, Field(description="null takes one back")] = None,
+        kernel: str = "",
+        file: Annotated[str, Field(description="recipe: design.py, host.py, kernel.toml")] = "",
         text: Annotated[
-            str | None, Field(description="note: its text; recipe: the file's new text", max_length=1_000_000)
+            str | None, Field(description="note; recipe: new text (of find), '' as shipped, none: read")
         ] = None,
-        find: Annotated[
-            str | None, Field(description="recipe: text to replace, once in the file", max_length=20_000)
-        ] = None,
-        revert: Annotated[bool, Field(description="recipe: back to the shipped file")] = False,
-        why: Annotated[str, Field(description="set, recipe: the reason, for the ledger", max_length=2000)] = "",
-        about: Annotated[
-            int | None, Field(description="note: the failed line it explains; answer: the question's")
-        ] = None,
-        answer: Annotated[str | None, Field(description="answer: one of the options", max_length=200)] = None,
-        wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 20,
+        find: str = "",
+        why: str = "",
+        about: Annotated[int, Field(description="line a note or answer is for")] = 0,
+        answer: str = "",
+        wait_s: float = 20,
     ) -> DeploymentReply:
-        """Take a decoder-only LLM through phases 0–7 (reference, kernels, block, model, prefill, decode, finalise, evaluator),
-        each with a gate. start, then run; a failed gate says why, what counts as fixed, and the lessons and skills for it.
-        set and recipe change the deployment, note records what you learnt, status shows it. Everything is in the ledger."""
+        """Take an LLM through gated phases 0–7: reference, kernels, block, model, prefill, decode, finalise, evaluator. start, run;
+        a failed gate says why, what counts as fixed, which lessons and skills fit. set, recipe: change it; note: what you learnt."""
         folder = await _aside(lambda: places.output(workspace))
         machine = await _aside(lambda: _machine(own, folder))
         if action in ("run", "evaluate"):
-            first, last = (7, 7) if action == "evaluate" else (phase, phase if phase is not None else until)
-            return await _run(ctx, places, own, machine, folder, first, last, wait_s)
+            if phase > 7 or not 0 <= until <= 7:
+                raise ToolError("phases are 0 to 7")
+            only = 7 if action == "evaluate" else phase if phase >= 0 else None
+            first, last = only, until if only is None else only
+            return await _run(ctx, places, own, machine, folder, first, last, min(max(wait_s, 0.0), MAX_WAIT_S))
         said: str | None = None
         match action:
             case "start":
-                await _aside(
-                    lambda: _start(
-                        machine, places, model, config, weights, seq_len=seq_len, layers=layers, prompts=prompts,
-                        steps=steps, convention=convention, checkpoints=tuple(checkpoints or ()), backend=backend,
-                    )
-                )  # fmt: skip
+                await _aside(lambda: _start(machine, places, model or None, config, options or {}))
             case "set":
                 if not key or not settings:
                     raise ToolError("set takes key and settings, as in key='gemm', settings={'tile_m': 32}")
                 await _aside(lambda: machine.set(key, settings, why=why))
             case "recipe":
                 if not kernel or not file:
-                    raise ToolError(
-                        "recipe takes kernel and file; with text, find and text, or revert it changes the file"
-                    )
-                said = await _aside(lambda: _recipe(machine, kernel, file, text, find, revert, why))
+                    raise ToolError("recipe takes kernel and file; with text, or find and text, it changes the file")
+                said = await _aside(lambda: _recipe(machine, kernel, file, text, find or None, why))
             case "note":
                 if not text:
                     raise ToolError("note takes text, and about=LINE for what fixed a failure")
-                await _aside(lambda: machine.note(text, about=about, kernel=kernel))
+                await _aside(lambda: machine.note(text, about=about or None, kernel=kernel or None))
             case "answer":
                 if not answer:
                     raise ToolError("answer takes one of the question's options")
-                await _aside(lambda: machine.answer(answer, checkpoint=about))
+                await _aside(lambda: machine.answer(answer, checkpoint=about or None))
             case "status":
                 pass
         return await _aside(lambda: _reply(machine, places, folder, said))
@@ -204,12 +185,7 @@ def _machine(config: Config, folder: Path) -> Machine:
 
 
 def _start(
-    machine: Machine,
-    places: Places,
-    model: str | None,
-    given: dict[str, Any] | None,
-    weights: str | None,
-    **options: Any,
+    machine: Machine, places: Places, model: str | None, given: dict[str, Any] | None, asked: dict[str, Any]
 ) -> None:
     from mcp_server.deployments import model_of
     from npu_tools.deployment.machine import OpenOptions
@@ -220,15 +196,22 @@ def _start(
             "start takes exactly one of: model (a path or a published name), config (the config.json itself)"
         )
     meant: str | dict[str, Any] = model if model is not None else (given or {})
-    machine.open(model_of(meant, weights, places.path), OpenOptions(**options))
+    try:
+        options = StartOptions.model_validate(asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(StartOptions.model_fields)
+        raise UnusableInput(f"options: {where}: {first['msg']}; there are {known}") from None
+    chosen = options.model_dump(exclude={"weights", "checkpoints"})
+    opened = OpenOptions(**chosen, checkpoints=tuple(options.checkpoints))
+    machine.open(model_of(meant, options.weights, places.path), opened)
 
 
-def _recipe(
-    machine: Machine, kernel: str, file: str, text: str | None, find: str | None, revert: bool, why: str
-) -> str | None:
+def _recipe(machine: Machine, kernel: str, file: str, text: str | None, find: str | None, why: str) -> str | None:
     from npu_tools.errors import UnusableInput
 
-    if revert:
+    if text == "" and find is None:
         machine.write_recipe(kernel, file, None, why=why)
         return None
     if text is None:

@@ -52,7 +52,7 @@ def said(result: CallToolResult) -> str:
 
 
 def test_a_deployment_is_opened_changed_and_shown(workspace: Config) -> None:
-    start = {"action": "start", "config": CONFIG, "weights": "random:7", "seq_len": 64}
+    start = {"action": "start", "config": CONFIG, "options": {"weights": "random:7", "seq_len": 64}}
     results = calls(
         workspace,
         start,
@@ -82,7 +82,7 @@ def test_a_deployment_is_opened_changed_and_shown(workspace: Config) -> None:
         ({"action": "run"}, "no deployment"),
         ({"action": "start"}, "exactly one"),
         ({"action": "start", "model": "gpt-9"}, "llama-3.2-1b"),
-        ({"action": "start", "config": CONFIG, "layers": 9}, "1 to 2"),
+        ({"action": "start", "config": CONFIG, "options": {"layers": 9}}, "1 to 2"),
         ({"action": "set", "key": "gemm"}, "settings"),
         ({"action": "note"}, "text"),
         ({"action": "status", "workspace": "../elsewhere"}, "outside the workspace"),
@@ -99,7 +99,7 @@ def test_unusable_requests_say_what_to_change(workspace: Config, arguments: dict
     [
         ({"action": "set", "key": "gem", "settings": {"tile_m": 1}}, "no recipe"),
         ({"action": "set", "key": "gemm", "settings": {"tile_q": 1}}, "no setting"),
-        ({"action": "recipe", "kernel": "gemm", "file": "reference.py", "text": ""}, "judged by"),
+        ({"action": "recipe", "kernel": "gemm", "file": "reference.py", "text": "x"}, "judged by"),
         ({"action": "recipe", "kernel": "gemm", "file": "design.py", "find": "nowhere", "text": "x"}, "0 times"),
         ({"action": "recipe", "kernel": "gemm", "file": "../gemv/design.py"}, "no file"),
         ({"action": "answer", "answer": "yes"}, "no open question"),
@@ -107,7 +107,7 @@ def test_unusable_requests_say_what_to_change(workspace: Config, arguments: dict
     ],
 )
 def test_unusable_moves_say_what_to_change(workspace: Config, arguments: dict[str, Any], words: str) -> None:
-    _, result = calls(workspace, {"action": "start", "config": CONFIG, "seq_len": 64}, arguments)
+    _, result = calls(workspace, {"action": "start", "config": CONFIG, "options": {"seq_len": 64}}, arguments)
     assert result.is_error
     assert words in said(result)
 

@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 512, "vocab_size": 512,
     "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 256,
 }  # fmt: skip
-START = {"action": "start", "weights": "random:7", "seq_len": 64, "prompts": 2, "steps": 8}
+START = {"action": "start", "options": {"weights": "random:7", "seq_len": 64, "prompts": 2, "steps": 8}}
 
 
 class Server(Protocol):
@@ -99,7 +99,7 @@ def notes_written(agent: Agent, _: dict[str, Any]) -> None:
 
 def shipped_recipe(agent: Agent, _: dict[str, Any]) -> None:
     for kernel in agent.planted:
-        agent.deployment(action="recipe", kernel=kernel, file="design.py", revert=True, why="the evaluator's reason")
+        agent.deployment(action="recipe", kernel=kernel, file="design.py", text="", why="the evaluator's reason")
 
 
 PLAYBOOK: list[tuple[tuple[str, ...], Callable[[Agent, dict[str, Any]], None]]] = [
