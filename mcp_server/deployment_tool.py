@@ -131,7 +131,7 @@ def add_deployment(server: MCPServer[Any], places: Places, own: Config) -> None:
         key: Annotated[
             str, Field(description="set: 'gemm', 'gemm 64x128x128', 'prefill/q', 'buffers/rope' (static)")
         ] = "",
-        settings: Annotated[dict[str, Any] | None, Field(description="null takes one back")] = None,
+        settings: Annotated[dict[str, Any] | None, Field(description="null: as before")] = None,
         kernel: str = "",
         file: Annotated[str, Field(description="recipe: design.py, host.py, kernel.toml")] = "",
         text: Annotated[
@@ -139,7 +139,7 @@ def add_deployment(server: MCPServer[Any], places: Places, own: Config) -> None:
         ] = None,
         find: str = "",
         why: str = "",
-        about: Annotated[int, Field(description="line a note or answer is for")] = 0,
+        about: Annotated[int, Field(description="line of a note or answer")] = 0,
         answer: str = "",
         wait_s: float = 20,
     ) -> DeploymentReply:
