@@ -18,10 +18,15 @@ from npu_tools.evaluator.reasons import Reason
 from npu_tools.evaluator.rederive import Checked, work
 from npu_tools.evaluator.results import COPIED, Array, Made, cosine, logits_of, relative_error
 
-SAME_RUN = 0.02
-"""Relative error (2-norms) within which logits of two runs are the same run: thread counts move last bits, no more."""
+SAME_RUN, SHARE = 0.02, 0.5
+"""Two runs are one within this relative error (2-norms), or this share of the path's own error against FP32: thread
+counts move last bits, and a deep model amplifies them, to no more than roundings do."""
+DEVICE_SHARE = 2.0
+"""The same for a deployment that ran on a device: the emulator is not it to the last bit."""
 LOGITS_COSINE, LAYER_COSINE = 0.95, 0.85
 """Against FP32 (deployment/phases.toml, phase 3)."""
+BROKEN = 0.8
+"""A cosine under this is no drift. Prompts of one token again and again are hard on block floats, and prove little."""
 RUNS = 6
 """Prompts run when time allows: two of one gate, one of the other, three of our own."""
 STEPS = 6
@@ -51,7 +56,7 @@ def audit_model(
     jobs.append(_job(claims, gates[-1], together, place / "own", own, 1, [layer]))
     answers = work(jobs, place / "model", timeout_s)
     for at, (entry, number) in enumerate(chosen):
-        yield from _reproduced(claims, entry, number, answers[at], place / f"model_{at}", twice=at == 0 and cheap)
+        yield from _reproduced(claims, entry, number, answers[at], place / f"model_{at}", made, twice=at == 0 and cheap)
     yield from _own(answers[-1], own, layer, place / "own", made)
     checked.notes.append(
         f"{len(chosen)} gates of the model done again, {STEPS} steps of a prompt each; "
@@ -92,7 +97,7 @@ def _job(
 
 
 def _reproduced(
-    claims: Claims, entry: Entry, number: int, answer: Mapping[str, Any], folder: Path, *, twice: bool
+    claims: Claims, entry: Entry, number: int, answer: Mapping[str, Any], folder: Path, made: Made, *, twice: bool
 ) -> Iterator[Reason]:
     if not answer["ok"]:
         code = "not_checked" if answer.get("lost") else "not_reproduced"
@@ -108,9 +113,13 @@ def _reproduced(
             yield Reason("nondeterministic", f"prompt {number} run twice gives other logits", line(entry))
     if then is None:
         return
+    prompt = prompts_of(entry)[number]
+    *_, (_, _, exact) = made.decomposition.stages(prompt)
+    share = SHARE if claims.opened.get("backend") == "emulator" else DEVICE_SHARE
+    allowed = max(SAME_RUN, share * relative_error(now[0], exact[0]))
     for step in range(min(len(now), len(then))):
         error = relative_error(then[step], now[step])
-        if error > SAME_RUN:
+        if error > allowed:
             text = f"prompt {number}, step {step}: the kept logits are {error:.3g} away from those of a new run"
             yield Reason("not_reproduced", text, line(entry))
             return
@@ -136,7 +145,7 @@ def _own(answer: Mapping[str, Any], prompts: list[list[int]], layer: int, folder
         near = cosine(got, wanted)
         if near < LOGITS_COSINE:
             text = f"{title}: logits have cosine {near:.4f} against FP32, {LOGITS_COSINE:g} is asked"
-            yield Reason("model_fails", text, f"prompt {prompt[:8]} of {len(prompt)} tokens")
+            yield Reason("model_fails" if near < BROKEN else "model_drifts", text, f"prompt {prompt[:8]}")
         if relative_error(got, wanted) < COPIED:
             text = f"{title}: logits are those of FP32, which no bf16 path gives"
             yield Reason("not_aie_numerics", text, f"prompt {prompt[:8]}")
@@ -145,7 +154,8 @@ def _own(answer: Mapping[str, Any], prompts: list[list[int]], layer: int, folder
             block, reference = np.load(tapped)[: len(prompt)], expected[layer, "output"]
             if cosine(block, reference) < LAYER_COSINE:
                 text = f"{title}: layer {layer} has cosine {cosine(block, reference):.4f} against FP32"
-                yield Reason("model_fails", text, f"layer {layer}")
+                code = "model_fails" if cosine(block, reference) < BROKEN - 0.2 else "model_drifts"
+                yield Reason(code, text, f"layer {layer}")
             if relative_error(block, reference) < COPIED:
                 yield Reason(
                     "not_aie_numerics", f"layer {layer} computes FP32, which no device here does", f"layer {layer}"

@@ -87,7 +87,7 @@ BENIGN: tuple[Benign, ...] = (
     Benign("another seed", "other weights", make=lambda m: replace(m, seed=11)),
     Benign("two threads", "deployed with two BLAS threads", make=lambda m: replace(m, threads=2)),
     Benign("other tiles", "a tile size chosen by hand", make=lambda m: replace(m, settings={"gemm": {"tile_m": 16}})),
-    Benign("killed and resumed", "ended hard in the middle of phase 1", make=lambda m: replace(m, stop_at=14)),
+    Benign("killed and resumed", "ended hard in the middle of phase 1", make=lambda m: replace(m, stop_at=14, fails_first=False)),
     Benign("killed late", "ended hard in an optimisation", make=lambda m: replace(m, stop_at=44, fails_first=False)),
     Benign(
         "checkpoint answered", "a person was asked twice", make=lambda m: replace(m, checkpoints=(1, 3), fails_first=False)

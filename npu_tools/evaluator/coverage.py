@@ -58,6 +58,18 @@ def deployed_kernels(claims: Claims, together: Path) -> tuple[list[KernelClaim],
     return list(claimed.values()), found
 
 
+def changed_kernels(claims: Claims, changed: list[str], running: list[KernelClaim]) -> list[KernelClaim]:
+    """Changed kernels that run inside others only, at the first shape they were gated at."""
+    found: dict[str, KernelClaim] = {}
+    for entry in claims.kernel_gates():
+        about = subject(entry)
+        name = str(about.get("kernel"))
+        if name in changed and not any(one.kernel == name for one in running):
+            shape, settings = dict(mapping(about.get("shape"))), dict(mapping(about.get("settings")))
+            found.setdefault(name, KernelClaim(name, shape, settings, line(entry)))
+    return list(found.values())
+
+
 def _running(plan: Plan, phase: int | None) -> list[KernelUse]:
     """Phase 4 vouches for prefill, phase 5 for decode, phase 3 for both; the head is in each."""
     whole = {3: Plan(plan.prefill, plan.decode, plan.head), 4: Plan(plan.prefill, (), plan.head)}

@@ -21,7 +21,7 @@ import numpy as np
 from npu_tools.errors import NpuToolsError, UnusableInput
 from npu_tools.evaluator import again, gates, recipes, record, rederive, results, times
 from npu_tools.evaluator.claims import Claims, read_claims
-from npu_tools.evaluator.coverage import audit_staleness, deployed_kernels
+from npu_tools.evaluator.coverage import audit_staleness, changed_kernels, deployed_kernels
 from npu_tools.evaluator.reasons import CODES, Reason, Result, verdict_of
 from npu_tools.evaluator.rederive import Checked
 from npu_tools.evaluator.reference_again import audit_greedy
@@ -141,7 +141,8 @@ def _all(claims: Claims, found: Evaluation, place: Path, told: Told) -> None:
     full = found.effort == "full"
     asked = place / "greedy"
     audit("reference again", lambda: audit_greedy(claims, made, asked, whole=full, checked=found.checked))
-    changed = recipes.overridden(claims)
+    changed = recipes.affected(claims, together)
+    running += changed_kernels(claims, recipes.overridden(claims), running)
     audit(
         "kernels again",
         lambda: rederive.audit_kernels(

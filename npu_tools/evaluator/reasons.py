@@ -58,6 +58,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     # papers
     "settings_differ": ("warning", "settings.json is not what the ledger decided; the ledger holds"),
     "documents_differ": ("warning", "a generated document says other than the ledger"),
+    "model_drifts": (
+        "warning",
+        "the deployed path is near the reference on fresh prompts, and not as near as gates ask",
+    ),
     "failure_unexplained": ("warning", "a gate failed and later passed, and no note says what fixed it"),
     "other_version": ("warning", "gates were judged by another version of the tools"),
     "not_checked": ("warning", "something could not be checked here"),

@@ -20,6 +20,22 @@ def overridden(claims: Claims) -> list[str]:
     return sorted(found)
 
 
+def affected(claims: Claims, together: Path) -> list[str]:
+    """The changed kernels and those built from them: whoever names one in its code or manifest, at any remove."""
+    found = set(overridden(claims))
+    texts = {
+        path.parent.name: "".join(
+            each.read_text(encoding="utf-8", errors="replace") for each in (path, *sorted(path.parent.glob("*.py")))
+        )
+        for path in together.glob("*/kernel.toml")
+    }
+    while True:
+        more = {name for name, text in texts.items() if any(f'"{one}"' in text for one in found)} - found
+        if not more:
+            return sorted(found)
+        found |= more
+
+
 def merged(claims: Claims, place: Path) -> Path:
     """The recipes as the deployment has them, laid together anew under `place`: nothing kept in results is trusted."""
     folder = place / "recipes"

@@ -139,9 +139,19 @@ def _untold(claims: Claims) -> Iterator[Reason]:
 
 
 def _interrupted(claims: Claims, phase: int) -> int:
-    """How often a run of the phase began while one before had not ended."""
-    states = [str(e.body.get("state")) for e in claims.entries if e.kind == "phase" and e.phase == phase]
-    return sum(one == other == "started" for one, other in pairwise(states))
+    """How often a run of the phase did not come to an end of its own: killed, stopped, or broken off by an error."""
+    count, running = 0, False
+    for entry in claims.entries:
+        if entry.phase != phase:
+            continue
+        state = entry.body.get("state") if entry.kind == "phase" else None
+        if state == "started":
+            count, running = count + running, True
+        elif state in ("passed", "failed"):
+            running = False
+        elif entry.kind == "attempt" and set(subject(entry)) == {"phase"}:
+            count += 1
+    return count + running
 
 
 def _holds(place: Path) -> bool:

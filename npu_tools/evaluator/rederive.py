@@ -108,14 +108,12 @@ def audit_kernels(
     plain: list[tuple[KernelClaim, Prepared]] = []
     for number, one in enumerate(waiting):
         try:
-            prepared = _prepared(
-                one, shipped, together, place / f"kernel_{number}", seed, 2 if one.kernel in changed else 1
-            )
+            prepared = _prepared(one, shipped, together, place / f"kernel_{number}", seed, changed)
         except NpuToolsError as error:
             text = f"{one.title} cannot be set up from the shipped recipe: {error}"
             yield Reason("kernel_fails", text, one.evidence)
             continue
-        if one.kernel in changed:
+        if prepared.changed:
             jobs = [prepared.job, {**prepared.job, "kind": "host", "seed": seed}]
             answers = work(jobs, prepared.place, 900)
             yield from _kernel(one, prepared, answers, True, checked)
@@ -141,22 +139,27 @@ class Prepared:
     seeds: list[int]
     job: dict[str, Any]
     place: Path
+    changed: bool
+    """Whether it, or a kernel it is built from, is not the shipped one."""
 
 
 def _size(one: KernelClaim) -> int:
     return int(np.prod([float(size) for size in one.shape.values()]))
 
 
-def _prepared(one: KernelClaim, shipped: Path, together: Path, place: Path, seed: int, count: int) -> Prepared:
+def _prepared(
+    one: KernelClaim, shipped: Path, together: Path, place: Path, seed: int, changed: Sequence[str]
+) -> Prepared:
     found = recipe(shipped, one.kernel)
     resolved = found.resolve(one.shape, one.settings)
-    runs, seeds = _inputs(found, resolved, place, seed, count)
+    touched = one.kernel in changed or any(part.kernel in changed for part in resolved.parts)
+    runs, seeds = _inputs(found, resolved, place, seed, 2 if touched else 1)
     runs.append((runs[0][0], str(place / "again.npz")))
     job = {
         "kind": "kernel", "kernels": str(together), "kernel": one.kernel, "shape": dict(one.shape),
         "settings": dict(one.settings), "runs": runs, "timeout_s": 600.0,
     }  # fmt: skip
-    return Prepared(found, resolved, runs, seeds, job, place)
+    return Prepared(found, resolved, runs, seeds, job, place, touched)
 
 
 def _kernel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,24 @@ from npu_tools.recipes import recipe
 
 WITHIN = 0.01
 """Relative difference of two computations of one modelled time."""
+OTHER_MODEL = 0.5
+"""The same between two versions of the cost model: a fit moves, and not so far."""
 
 
 def audit_times(claims: Claims, together: Path) -> Iterator[Reason]:
     """What speaks against the modelled times of kernels, models and steps."""
+    within = WITHIN
+    if claims.opened.get("version") not in (None, _version()):
+        within = OTHER_MODEL
+        text = f"deployed with herdbook {claims.opened.get('version')}: times are of another cost model"
+        yield Reason("other_version", text, "the opening line")
     for entry in claims.kernel_gates():
-        yield from _kernel(claims, entry, together)
+        yield from _kernel(entry, together, within)
     gates = {entry.seq: entry for entry in claims.state.attempts}
     made: dict[int, tuple[float, float] | None] = {}
     for entry in claims.model_gates():
         made[entry.seq] = _again(claims, entry, together)
-        yield from _model(claims, entry, made[entry.seq])
+        yield from _model(claims, entry, made[entry.seq], within)
     for step in claims.state.steps:
         seq, after = step.body.get("gate_seq"), step.body.get("after_us")
         gate = gates.get(seq) if isinstance(seq, int) else None
@@ -47,7 +55,7 @@ def plan_request(claims: Claims, about: Mapping[str, Any], kernels: Path) -> Run
     return RunnerRequest(claims.dims, claims.seq_len, merged, settings, kernels)
 
 
-def _kernel(claims: Claims, entry: Entry, together: Path) -> Iterator[Reason]:
+def _kernel(entry: Entry, together: Path, within: float) -> Iterator[Reason]:
     about, said = subject(entry), entry.body.get("modelled_us")
     if not isinstance(said, int | float):
         return
@@ -59,7 +67,7 @@ def _kernel(claims: Claims, entry: Entry, together: Path) -> Iterator[Reason]:
         wanted = estimate_kernel(found.checked_as, resolved.extents, asked).modelled_us
     except NpuToolsError:
         return  # nobody measured it: its time is what a run counted
-    if _off(said, wanted):
+    if _off(said, wanted, within):
         text = f"{found.name} {resolved.extents} claims {said:.1f} µs; the cost model gives {wanted:.1f} for this shape"
         yield Reason("timing_wrong", text, line(entry))
 
@@ -76,7 +84,7 @@ def _again(claims: Claims, entry: Entry, together: Path) -> tuple[float, float] 
     return time.prefill_us, time.decode_us
 
 
-def _model(claims: Claims, entry: Entry, again: tuple[float, float] | None) -> Iterator[Reason]:
+def _model(claims: Claims, entry: Entry, again: tuple[float, float] | None, within: float) -> Iterator[Reason]:
     noted = mapping(mapping(entry.body.get("metrics")).get("time"))
     if noted.get("timing") == "measured" or not noted:
         return
@@ -85,11 +93,11 @@ def _model(claims: Claims, entry: Entry, again: tuple[float, float] | None) -> I
         return
     for key, wanted in (("prefill_us", again[0]), ("decode_us", again[1])):
         said = noted.get(key)
-        if isinstance(said, int | float) and _off(said, wanted):
+        if isinstance(said, int | float) and _off(said, wanted, within):
             yield _judged(claims, entry, key, float(said), wanted, noted)
     claimed = entry.body.get("modelled_us")
     meant = again[1] if entry.phase == 5 else again[0]
-    if isinstance(claimed, int | float) and _off(claimed, meant):
+    if isinstance(claimed, int | float) and _off(claimed, meant, within):
         yield _judged(claims, entry, "modelled_us", float(claimed), meant, noted)
 
 
@@ -110,5 +118,12 @@ def _share(said: float, wanted: float, layers: int) -> bool:
     return any(abs(said - wanted * part / layers) <= 0.002 * wanted for part in range(1, layers))
 
 
-def _off(said: float, wanted: float) -> bool:
-    return abs(said - wanted) > WITHIN * max(abs(wanted), 1e-9)
+def _off(said: float, wanted: float, within: float = WITHIN) -> bool:
+    return abs(said - wanted) > within * max(abs(wanted), 1e-9)
+
+
+def _version() -> str:
+    try:
+        return version("herdbook")
+    except PackageNotFoundError:
+        return "0+source"
