@@ -7,6 +7,7 @@ are done and the text goes on at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice, product
 from typing import Any, cast
@@ -145,7 +146,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
     def spawn(frame: Any) -> None:
         task = cast("Task", frame)
         extents = [one_number(task.regs[slot]) for slot in sizes]
-        if min(extents, default=1) < 0 or int(np.prod(extents)) > machine.max_points(op):
+        if min(extents, default=1) < 0 or math.prod(extents) > machine.max_points(op):
             raise Fault(
                 "bad-size", f"{what} has sizes {extents}", "use sizes from 1 to what the device and the loop need"
             )
@@ -199,7 +200,7 @@ def lower_hierarchy(op: Operation, builder: Builder) -> None:
 
 def start_herd(machine: Any, task: Task, code: Code, pending: Pending, extents: list[int], values: list[Any]) -> None:
     """All tiles as one group, or each as its own."""
-    gx, gy = (*extents, 1, 1)[:2] if len(extents) < 3 else (extents[0], int(np.prod(extents[1:])))
+    gx, gy = (*extents, 1, 1)[:2] if len(extents) < 3 else (extents[0], math.prod(extents[1:]))
     pending.left = gx * gy * task.gx
     if gx * gy == 0:
         machine.scheduler.finish(pending)
@@ -229,7 +230,7 @@ def on_tiles(value: Any, gx: int, gy: int) -> Any:
 def row_task(task: Task, code: Code, pending: Pending, extents: list[int], given: list[Any]) -> Task:
     """The tiles of a herd one tile high, along the second axis, for iterations along the first."""
     regs = code.registers()
-    count = int(np.prod(extents))
+    count = math.prod(extents)
     tiles = np.arange(count, dtype=np.int64).reshape(1, count)
     ids = [tiles if extent == count and count > 1 else 0 for extent in extents]
     for slot, value in zip(code.arguments, [*ids, *extents, *given], strict=True):

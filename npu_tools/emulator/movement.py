@@ -167,7 +167,7 @@ def put_instruction(op: ChannelPutOp, builder: Builder) -> Instruction:
         except OutsideWindow as fault:
             machine.fault_at(fault, task, op)
             values, mask = fault.outside.read(), None
-        count = int(np.prod(values.shape[2:]))
+        count = math.prod(values.shape[2:])
         flat = _flat_copy(values, count)
         masks = None if mask is None else _flat_copy(mask, count)
         if machine.pool.journal is not None:

@@ -6,6 +6,7 @@ Kernels see flat memory in C++; here a tile `[gx, gy, *shape]` is viewed as `[gx
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,7 +41,7 @@ def merged(view: Array, axes: Sequence[Sequence[int]]) -> Array:
     `merged(blocks, [[0], [1], [3, 4], [2, 5]])` reads `[gx, gy, C/c, R/r, r, c]` as `[gx, gy, R, C]`.
     """
     order = [axis for group in axes for axis in group]
-    shape = [int(np.prod([view.shape[axis] for axis in group])) for group in axes]
+    shape = [math.prod([view.shape[axis] for axis in group]) for group in axes]
     return view.transpose(order).reshape(shape)
 
 
