@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,16 @@ def test_a_model_is_meant_by_a_file_a_folder_a_name_or_its_config(tmp_path: Path
     assert model_of(CONFIG, str(tmp_path), Path).weights == str(tmp_path)
     with pytest.raises(UnusableInput, match="there is no"):
         model_of(str(tmp_path / "none"), None, Path)
+
+
+@pytest.mark.parametrize(("model", "prefill", "decode"), [("qwen2.5-3b", 7, 5)])
+def test_the_bench_counts_the_elfs_upstream_runs_a_layer_with(model: str, prefill: int, decode: int) -> None:
+    code = "from mcp_server.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "bench", "deploy", model, "--plan", "--json"],
+        capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)["models"]
+    assert row["prefill_elfs"] == {"ours": prefill, "upstream": prefill}
+    assert row["decode_elfs"] == {"ours": decode, "upstream": decode}
+    assert row["modelled"]["ttft_s"] == pytest.approx(row["published"]["ttft_s"], rel=0.25)
