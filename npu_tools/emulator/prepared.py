@@ -103,6 +103,7 @@ class PreparedProgram:
             result = replace(result, counters=result.counters.copy())
             # Module constants may have been written: such a machine is not as it was.
             if not known.machine.globals:
-                known.machine.pool.forget()
+                # Now, not before the next run: what is at rest holds no memory.
+                known.machine.renew(Limits(), max_bytes, known.findings, known.seen)
                 self._idle.append(known)
         return result
