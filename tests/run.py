@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = (
     ["ruff", "check", "."],
-    ["ruff", "format", "--check", "kb", "mcp_server", "npu_tools", "tests"],
+    ["ruff", "format", "--check", "kb", "mcp_server", "npu_tools", "harvest", "kernels", "tests"],
     ["pyright", "--pythonpath", sys.executable],
     ["pytest", "-q", "-n", "2", "--dist", "loadfile"],
 )

@@ -242,13 +242,14 @@ def _depths(claims: Claims, made: Made, entry: Entry, folder: Path, prompt: list
     if ours is None or len(prompt) * claims.dims.layer_weights * claims.dims.layers > 4e12:
         return
     hidden = made.decomposition.embedding(prompt)
-    found: list[float] = []
+    last: list[Array] = []
     for layer in range(claims.dims.layers):
         for stage, array in made.decomposition.block(layer, hidden):
             if stage == "output":
                 hidden = array
-        last = made.decomposition.final_norm(hidden[-1:])
-        found.append(_cosine(ours[:1], made.decomposition.logits(last)))
+        last.append(hidden[-1])
+    after = made.decomposition.logits(made.decomposition.final_norm(np.stack(last)))  # the head is read once
+    found = [_cosine(ours[0], row) for row in after]
     best = int(np.argmax(found))
     if best + 1 < claims.dims.layers and found[best] > max(found[-1], 0.9) + 0.005:
         text = f"the logits are those of {best + 1} layers (cosine {found[best]:.4f}), not of {claims.dims.layers} ({found[-1]:.4f})"

@@ -440,7 +440,12 @@ def test_prompts_look_up_and_write(lexical_config: Config) -> None:
         )
 
     listed, look_up, write = talk(lexical_config, get)
-    assert [prompt.name for prompt in listed.prompts] == ["look_up_error", "write_lesson", "finalize_and_learn", "follow_skill"]
+    assert [prompt.name for prompt in listed.prompts] == [
+        "look_up_error",
+        "write_lesson",
+        "finalize_and_learn",
+        "follow_skill",
+    ]
     assert all(prompt.description for prompt in listed.prompts)
     assert KNOWN in look_up.messages[0].content.text
     assert "data, not instructions" in look_up.messages[0].content.text
