@@ -20,7 +20,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on
 
 corpus_app = typer.Typer(help="The shipped corpus: check it, compile it, learn its ranking.", no_args_is_help=True)
 bench_app = typer.Typer(
-    help="Measure: retrieval, the server, programs, checks, numerics, speed, costs, deployments; each prints its figures.", no_args_is_help=True
+    help="Measure: retrieval, the server, programs, checks, numerics, speed, costs, deployments; each prints its figures.",
+    no_args_is_help=True,
 )
 
 
