@@ -136,9 +136,25 @@ class EmulatedBound:
         Raises:
             UnusableInput: an array of another shape or type than the argument, or one bound already.
         """
+        return self._run(self._static.joined(_named(self._kernel, inputs)))
+
+    def run_all(self, inputs: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
+        """Runs in turn up to the first that fails; see Bound."""
+        ready = [self._static.joined(_named(self._kernel, one)) for one in inputs]
+        prepared = self._kernel.prepared
+        for one in ready:
+            one.for_run(prepared.function, prepared.numerics)  # raises before anything has run
+        runs: list[KernelRun] = []
+        for one in ready:
+            runs.append(self._run(one))
+            if not runs[-1].ok:
+                break
+        return runs
+
+    def _run(self, joined: BoundInputs) -> KernelRun:
         started, kernel = time.monotonic(), self._kernel
         result = kernel.prepared.run(
-            self._static.joined(_named(kernel, inputs)),
+            joined,
             timeout_s=kernel.backend.timeout_s,
             max_bytes=MAX_BYTES,
             cancelled=kernel.backend.cancelled,

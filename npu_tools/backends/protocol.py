@@ -80,6 +80,15 @@ class Bound(Protocol):
         """
         ...
 
+    def run_all(self, inputs: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
+        """A run for each of these in turn, ending with the first that fails, so that the list may be shorter. On a
+        device they go in one request under one hold of its lock.
+
+        Raises:
+            UnusableInput: an array of another shape or type than the argument; nothing has run then.
+        """
+        ...
+
 
 class Kernel(Protocol):
     """A loaded program."""

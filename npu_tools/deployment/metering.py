@@ -188,16 +188,28 @@ class _MeteredBound:
 
     def run(self, inputs: Mapping[int, Array]) -> KernelRun:
         """Run once, counted."""
+        given, moved = self._given(inputs)
+        run = self._bound.run(given)
+        self._meter.count(self, run, moved)
+        return run
+
+    def run_all(self, inputs: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
+        """Runs in turn, each counted."""
+        given = [self._given(one) for one in inputs]
+        runs = self._bound.run_all([one for one, _ in given])
+        for run, (_, moved) in zip(runs, given, strict=False):
+            self._meter.count(self, run, moved)
+        return runs
+
+    def _given(self, inputs: Mapping[int, Array]) -> tuple[dict[int, Array], int]:
+        """Inputs with what is held in place of what was given, and the bytes a run moves."""
         marked = self._meter.options.static.get(_base(self._kernel.name), ())
         given = dict(inputs)
         for position in marked:
             if position in given:
                 given[position] = self._kernel.held.setdefault(position, np.array(given[position]))
-        run = self._bound.run(given)
         fresh = [position for position in given if position not in marked]
-        moved = sum(_bytes(self._kernel.arguments[position]) for position in (*fresh, *self._kernel.outputs))
-        self._meter.count(self, run, moved)
-        return run
+        return given, sum(_bytes(self._kernel.arguments[position]) for position in (*fresh, *self._kernel.outputs))
 
 
 def _bytes(argument: Argument) -> int:

@@ -86,6 +86,26 @@ def test_two_sets_of_weights_do_not_mix(backend: Backend) -> None:
     np.testing.assert_array_equal(one.run({1: vector}).outputs[2], first)
 
 
+def test_a_batch_gives_what_its_runs_give_one_by_one(backend: Backend) -> None:
+    weight, _ = arrays()
+    bound = loaded(backend).bind({0: weight})
+    batch = [{1: arrays(seed)[1]} for seed in range(5)]
+    runs = bound.run_all(batch)
+    assert [run.ok for run in runs] == [True] * 5
+    for run, given in zip(runs, batch, strict=True):
+        alone = bound.run(given)
+        assert run.ran_on == alone.ran_on
+        assert (run.measured_us is None) == (alone.measured_us is None)
+        np.testing.assert_array_equal(run.outputs[2], alone.outputs[2])
+    assert bound.run_all([]) == []
+
+
+def test_a_batch_with_an_array_that_does_not_fit_runs_nothing(backend: Backend) -> None:
+    weight, vector = arrays()
+    with pytest.raises(UnusableInput, match="arg1 "):
+        loaded(backend).bind({0: weight}).run_all([{1: vector}, {1: vector[:3]}])
+
+
 def test_an_output_handed_out_is_not_overwritten_by_the_next_run(backend: Backend) -> None:
     weight, vector = arrays()
     bound = loaded(backend).bind({0: weight})

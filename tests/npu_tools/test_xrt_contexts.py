@@ -56,6 +56,42 @@ def test_two_kernels_of_one_program_share_a_context_and_no_buffers(tmp_path: Pat
         np.testing.assert_array_equal(second.outputs[2].astype(np.float32), 2 * first.outputs[2].astype(np.float32))
 
 
+def test_a_batch_is_one_request_and_ends_with_the_run_that_fails(tmp_path: Path) -> None:
+    _, backend = opened(tmp_path, {"pyxrt": {"compute": "half", "from_run": 3}})
+    with backend:
+        weight, vector = inputs()
+        bound = loaded(backend).bind({0: weight})
+        runs = bound.run_all([{1: vector}] * 5)
+        assert [run.ok for run in runs] == [True, True, False]
+        assert runs[-1].failure is not None
+        assert runs[-1].failure.code == "output-partly-written"
+
+
+def test_a_run_that_hangs_within_a_batch_costs_those_behind_it_and_no_more(tmp_path: Path) -> None:
+    machine, backend = opened(tmp_path, {"pyxrt": {"wait": "hang", "from_run": 3}})
+    with backend:
+        weight, vector = inputs()
+        bound = loaded(backend).bind({0: weight})
+        runs = bound.run_all([{1: vector}] * 5)
+        assert [run.ok for run in runs] == [True, True, False]
+        assert runs[-1].failure is not None
+        assert runs[-1].failure.code == "run-hung"
+        np.testing.assert_array_equal(runs[0].outputs[2], runs[1].outputs[2])
+        machine.change(pyxrt={})
+        assert [run.ok for run in bound.run_all([{1: vector}] * 2)] == [True, True]
+
+
+def test_a_batch_larger_than_its_files_may_be_goes_in_several_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backend = opened(tmp_path)
+    with backend:
+        weight, vector = inputs()
+        bound = loaded(backend).bind({0: weight})
+        monkeypatch.setattr("npu_tools.backends.xrt.backend._BATCH", 2 * sum(bound.kernel.sizes))
+        assert [run.ok for run in bound.run_all([{1: vector}] * 5)] == [True] * 5
+
+
 def test_buffers_of_what_nobody_holds_are_freed(tmp_path: Path) -> None:
     _, backend = opened(tmp_path)
     with backend:

@@ -31,7 +31,7 @@ from npu_tools.backends.xrt.compiling import Compiled, DeviceArtefact, compile_f
 from npu_tools.backends.xrt.machine import Machine, probe
 from npu_tools.backends.xrt.options import OURS
 from npu_tools.backends.xrt.outcomes import fatal_of, outcome
-from npu_tools.backends.xrt.session import Answer, Patience, Session
+from npu_tools.backends.xrt.session import Answer, Done, Order, Patience, Session
 from npu_tools.backends.xrt.toolchain import Toolchain
 from npu_tools.check import CheckOptions, check_program
 from npu_tools.device import device as find_device
@@ -43,6 +43,8 @@ MARGIN = 7
 """Contexts of the driver's limit that are left to others: upstream's processes failed from the 9th loaded ELF on."""
 NAN_BYTE, ODD_BYTE = 0xFF, 0xA5
 """What arguments hold before a run that nobody gave a value: NaN for floats, an odd pattern for integers."""
+_BATCH = 256 << 20
+"""Bytes of arguments that runs of one request may move through files."""
 _RUN = 64
 """Bytes in a row that must still hold the pattern before integers count as untouched."""
 
@@ -309,39 +311,61 @@ class XrtBound:
         Raises:
             UnusableInput: an array of another shape or type than the argument, or one bound already.
         """
+        return self._batch([self.given(inputs)])[0]
+
+    def run_all(self, inputs: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
+        """Runs in turn, under one hold of the NPU's lock as long as their arrays stay below _BATCH bytes; see Bound."""
+        ready = [self.given(one) for one in inputs]
+        runs: list[KernelRun] = []
+        each = max(1, sum(self._kernel.sizes))
+        step = max(1, _BATCH // each)
+        for first in range(0, len(ready), step):
+            runs += self._batch(ready[first : first + step])
+            if not runs[-1].ok:
+                break
+        return runs
+
+    def _batch(self, batch: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
+        """Runs in one request, up to the first that fails."""
         started, kernel = time.monotonic(), self._kernel
-        given = self.given(inputs)
         session, finding = self.prepare()
         if finding is not None:
-            return self._ended(started, finding)
-        poison = {
-            position: poison_of(one)
-            for position, one in enumerate(kernel.arguments)
-            if position not in given and position not in self._static
-        }
-        sizes = kernel.sizes
-        answer, found = session.run(
-            self.id,
-            {position: raw(array) for position, array in given.items()},
-            poison,
-            {position: sizes[position] for position in kernel.outputs},
-        )
+            return [self._ended(started, finding)]
+        answer, done = session.run(self.id, [self._order(given) for given in batch])
+        wall = (time.monotonic() - started) / max(1, len(done))
+        runs: list[KernelRun] = []
+        for given, one in zip(batch, done, strict=False):
+            runs.append(self._ran(given, one, wall))
+            if not runs[-1].ok:
+                return runs
         if answer.finding is not None:
             kernel.backend.failed(kernel, answer.finding)
-            return self._ended(started, answer.finding)
+            runs.append(self._ended(started, answer.finding))
+        return runs
+
+    def _order(self, given: Mapping[int, Array]) -> Order:
+        sizes = self._kernel.sizes
+        content = {position: raw(array) for position, array in given.items()}
+        return Order(content, self._poison(given), {position: sizes[position] for position in self._kernel.outputs})
+
+    def _poison(self, given: Mapping[int, Array]) -> dict[int, int]:
+        arguments = enumerate(self._kernel.arguments)
+        return {at: poison_of(one) for at, one in arguments if at not in given and at not in self._static}
+
+    def _ran(self, given: Mapping[int, Array], done: Done, wall_s: float) -> KernelRun:
+        kernel = self._kernel
         outputs = {
-            position: np.frombuffer(found[position], kernel.arguments[position].dtype).reshape(
+            position: np.frombuffer(done.outputs[position], kernel.arguments[position].dtype).reshape(
                 kernel.arguments[position].shape or ()
             ).copy()
             for position in kernel.outputs
         }  # fmt: skip
         clean = self.clean and not any(has_nan(array) for array in given.values())
-        findings = output_findings(kernel, outputs, poison, given, clean)
+        findings = output_findings(kernel, outputs, self._poison(given), given, clean)
         ok = not any(one.severity == "error" for one in findings)
-        parts = {name: round(float(answer.said[name]), 1) for name in ("write_us", "read_us")}
-        measured = round(float(answer.said["us"]), 3)
-        wall = time.monotonic() - started
-        return KernelRun(ok, outputs, tuple(findings), "npu", None, measured, wall, {"run_us": measured, **parts})
+        parts = {name: round(float(done.said[name]), 1) for name in ("write_us", "read_us")}
+        measured = round(float(done.said["us"]), 3)
+        return KernelRun(ok, outputs, tuple(findings), "npu", None, measured, wall_s, {"run_us": measured, **parts})
 
     def given(self, inputs: Mapping[int, Array]) -> dict[int, Array]:
         """Inputs as the kernel takes them; none that is bound already."""

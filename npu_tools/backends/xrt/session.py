@@ -2,7 +2,7 @@
 
     with Session(toolchain, Patience()) as session:
         session.open("k", artefact)            # None, or the finding that stands against it
-        session.run("b", inputs, …)
+        session.run("b", [Order(…), …])
 
 A session is one process with one pyxrt. ELF and xclbin contexts in one process slow each other down (Xilinx/mlir-air
 programming_examples/llms/smolvla/docs/profile.md), so a backend has one session a format.
@@ -16,8 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -52,11 +52,30 @@ class Answer:
     said: dict[str, Any] = field(default_factory=dict[str, Any])
     finding: Finding | None = None
     text: str = ""
+    events: tuple[dict[str, Any], ...] = ()
+    """One for each run of a batch that ended."""
 
     @property
     def ok(self) -> bool:
         """Whether it succeeded."""
         return self.finding is None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One run: bytes of inputs, the byte that fills an argument before it, and sizes in bytes of what is read after it."""
+
+    inputs: Mapping[int, bytes]
+    poison: Mapping[int, int]
+    outputs: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One run that ended: `us`, `write_us` and `read_us`, and the outputs' bytes."""
+
+    said: Mapping[str, Any]
+    outputs: Mapping[int, bytes]
 
 
 class Session:
@@ -120,36 +139,42 @@ class Session:
         self._forget(given)
         return answer
 
-    def run(
-        self, bound: str, inputs: Mapping[int, bytes], poison: Mapping[int, int], outputs: Mapping[int, int]
-    ) -> tuple[Answer, dict[int, bytes]]:
-        """One run. `poison` fills arguments before it; `outputs` are read after it, with their sizes in bytes."""
+    def run(self, bound: str, batch: Sequence[Order]) -> tuple[Answer, list[Done]]:
+        """Runs one after another in one request. What came back of those that ended, also where a later one failed."""
+        items: list[dict[str, Any]] = []
         try:
-            given = self._files(inputs, "in")
+            for at, order in enumerate(batch):
+                wanted = {str(position): str(self.folder / f"out{at}-{position}") for position in order.outputs}
+                poison = {str(position): byte for position, byte in order.poison.items()}
+                items.append({"inputs": self._files(order.inputs, f"in{at}-"), "poison": poison, "outputs": wanted})
         except OSError as error:
-            return self._no_room(error), {}
-        wanted = {str(position): str(self.folder / f"out{position}") for position in outputs}
+            return self._no_room(error), []
         answer = self._ask(
             "run", self.patience.dispatch_s + self.patience.grace_s,
-            do="run", bound=bound, inputs=given, poison={str(k): v for k, v in poison.items()}, outputs=wanted,
-            timeout_ms=int(self.patience.dispatch_s * 1000),
+            do="run", bound=bound, batch=items, timeout_ms=int(self.patience.dispatch_s * 1000),
         )  # fmt: skip
-        found: dict[int, bytes] = {}
-        if answer.ok:
-            found = {position: Path(wanted[str(position)]).read_bytes() for position in outputs}
-            short = next((at for at, size in outputs.items() if len(found[at]) != size), None)
+        done: list[Done] = []
+        for order, item, event in zip(batch, items, answer.events, strict=False):
+            found = {position: Path(item["outputs"][str(position)]).read_bytes() for position in order.outputs}
+            short = next((at for at, size in order.outputs.items() if len(found[at]) != size), None)
             if short is not None:
-                text = f"argument {short} came back with {len(found[short])} of {outputs[short]} bytes"
+                text = f"argument {short} came back with {len(found[short])} of {order.outputs[short]} bytes"
                 answer = Answer(finding=outcome("run-failed", first=text, diagnostic=text))
-        self._forget(given)
-        self._forget(wanted)
-        return answer, found
+                break
+            done.append(Done(event, found))
+        for item in items:
+            self._forget(item["inputs"])
+            self._forget(item["outputs"])
+        return answer, done
 
     def time(
         self, bounds: list[str], inputs: Mapping[str, Mapping[int, bytes]], warm_up: int, iterations: int
     ) -> Answer:
         """Repeated runs, several kernels in turn; `said["us"]` has a list a kernel."""
-        given = {name: self._files(arrays, f"in{at}-") for at, (name, arrays) in enumerate(inputs.items())}
+        try:
+            given = {name: self._files(arrays, f"in{at}-") for at, (name, arrays) in enumerate(inputs.items())}
+        except OSError as error:
+            return self._no_room(error)
         total = (warm_up + iterations) * len(bounds) * self.patience.dispatch_s + self.patience.grace_s
         answer = self._ask(
             "run", total, do="time", bounds=bounds, inputs=given, warm_up=warm_up, iterations=iterations,
@@ -198,7 +223,16 @@ class Session:
         waits: bool = True,
         **command: Any,
     ) -> Answer:
-        """Send a command and wait for its answer; where it `waits` for the NPU's lock, the limit counts from then."""
+        """Send a command and wait for its answer; where it `waits` for the NPU's lock, the limit counts from then, and
+        from each run of a batch that ended."""
+        events: list[dict[str, Any]] = []
+        answer = self._answer(stage, limit_s, context or {}, waits, command, events)
+        return replace(answer, events=tuple(events))
+
+    def _answer(
+        self, stage: str, limit_s: float, context: Mapping[str, Any], waits: bool, command: Mapping[str, Any],
+        events: list[dict[str, Any]],
+    ) -> Answer:  # fmt: skip
         if self.dead is not None or self._process is None:
             return Answer(finding=self.dead or outcome("stopped"))
         assert self._process.stdin is not None
@@ -228,12 +262,14 @@ class Session:
             if not isinstance(said, dict):
                 continue
             answer = cast("dict[str, Any]", said)
-            if answer.get("event") == "locked":
+            if "event" in answer:
                 until = time.monotonic() + limit_s
+                if answer["event"] == "ran":
+                    events.append(answer)
                 continue
             if answer.get("ok"):
                 return Answer(answer)
-            return Answer(finding=self._refused(stage, answer, context or {}), text=str(answer.get("error", "")))
+            return Answer(finding=self._refused(stage, answer, context), text=str(answer.get("error", "")))
 
     def _refused(self, stage: str, answer: Mapping[str, Any], context: Mapping[str, Any]) -> Finding:
         text, state = str(answer.get("error", "")), str(answer.get("state", ""))

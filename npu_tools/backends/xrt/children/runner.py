@@ -5,7 +5,7 @@ pyxrt's waits hold the interpreter (XRT src/python/pybind11/src/pyxrt.cpp), so n
 that hangs: whoever started it kills it, and the lock is free again because this process held it.
 
 Every command answers {"ok": true, …} or {"ok": false, "error": text, "state": name or ""}. {"event": "locked"} comes
-before the answer once the NPU is ours.
+before the answer once the NPU is ours, {"event": "ran", "us": …} after each run of a batch.
 """
 
 from __future__ import annotations
@@ -219,24 +219,24 @@ class Server:
             self.bound[id] = Bound(self.loaded[kernel], sizes, static)
         return {}
 
-    def do_run(
-        self, bound: str, inputs: dict[str, str], poison: dict[str, int], outputs: dict[str, str], timeout_ms: int
-    ) -> dict[str, Any]:
-        """One run: outputs filled first, inputs written, started, awaited, read."""
+    def do_run(self, bound: str, batch: list[dict[str, Any]], timeout_ms: int) -> dict[str, Any]:
+        """Runs one after another, each told when it is done: outputs filled first, inputs written, started, awaited, read."""
         one = self.bound[bound]
         with self.npu():
-            began = time.perf_counter()
-            for position, byte in poison.items():
-                one.fill(int(position), byte)
-            for position, path in inputs.items():
-                one.write(int(position), path)
-            written = time.perf_counter()
-            took = one.dispatch(timeout_ms)
-            ran = time.perf_counter()
-            for position, path in outputs.items():
-                one.read(int(position), path)
-            read = time.perf_counter()
-        return {"us": took, "write_us": (written - began) * 1e6, "read_us": (read - ran) * 1e6}
+            for item in batch:
+                began = time.perf_counter()
+                for position, byte in item["poison"].items():
+                    one.fill(int(position), byte)
+                for position, path in item["inputs"].items():
+                    one.write(int(position), path)
+                written = time.perf_counter()
+                took = one.dispatch(timeout_ms)
+                ran = time.perf_counter()
+                for position, path in item["outputs"].items():
+                    one.read(int(position), path)
+                read = (time.perf_counter() - ran) * 1e6
+                self.say({"event": "ran", "us": took, "write_us": (written - began) * 1e6, "read_us": read})
+        return {}
 
     def do_time(
         self, bounds: list[str], inputs: dict[str, dict[str, str]], warm_up: int, iterations: int, timeout_ms: int
