@@ -10,6 +10,7 @@ lessons the one that says most stands for all; sources are united.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,12 @@ MIN_TERMS = 12
 """Below so many distinct words only equal texts are the same."""
 OTHERWISE = 0.35
 """Same diagnostic line and fewer words of cause and fix in common than this: they disagree (as in kb.memory)."""
+MAX_OTHERWISE, LINE = 4, 300
+"""Lines of other gates a lesson keeps, and the length of each."""
 _COMMON = 400
+_RAN = ("gate", "job")
+_FENCED = re.compile(r"```\n(.+)\n")
+_DIGITS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,24 @@ def record_of(cluster: Sequence[Candidate]) -> tuple[Record, int]:
     united = {p.evidence: p for _, p in reversed(sources)}
     listed = sorted(united.values(), key=lambda p: (p.date, p.evidence or ""))[:200]
     record = best.record.model_copy(update={"provenance": listed})
+    if isinstance(record, Lesson) and best.origin in _RAN:
+        otherwise = _seen_otherwise(record, cluster)
+        record = record.model_copy(update={"also_seen_as": [*record.also_seen_as, *otherwise][:12]})
     return record.model_copy(update={"id": identity(record)}), len(united)
+
+
+def _seen_otherwise(record: Lesson, cluster: Sequence[Candidate]) -> list[str]:
+    """What the gates or jobs of the same lesson printed that it does not tell: one change mends several shapes, and each
+    may fail in its own words. Lines that differ in figures alone are one."""
+    told = _DIGITS.sub("#", " ".join(record.symptom.split()))
+    found: dict[str, str] = {}
+    for member in sorted(cluster, key=lambda member: member.key):
+        printed = _FENCED.search(member.record.symptom) if isinstance(member.record, Lesson) else None
+        line = " ".join(printed[1].split())[:LINE] if printed is not None and member.origin in _RAN else ""
+        plain = _DIGITS.sub("#", line)
+        if line and plain not in told:
+            found.setdefault(plain, line)
+    return list(found.values())[:MAX_OTHERWISE]
 
 
 def _rank(member: Candidate) -> tuple[int, int, int, str]:
@@ -118,7 +141,7 @@ def _rank(member: Candidate) -> tuple[int, int, int, str]:
     said = len(words_of(member.record).everything)
     if isinstance(member.record, Trajectory):
         said = len(member.record.steps)
-    return (member.origin not in ("gate", "job"), len(member.missing), -said, member.key)
+    return (member.origin not in _RAN, len(member.missing), -said, member.key)
 
 
 def _equal(members: Sequence[Candidate]) -> Iterable[tuple[int, int]]:

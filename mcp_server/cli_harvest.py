@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -31,7 +31,8 @@ def register(app: typer.Typer) -> None:
 
     app.command()(harvest)
     app.command()(reproduce)
-    bench_app.command("transfer")(transfer)
+    for name, function in (("transfer", transfer), ("planted", planted), ("hostile", hostile)):
+        bench_app.command(name)(function)
 
 
 def harvest(
@@ -166,15 +167,102 @@ def transfer(
         ("a second run adds", str(told.second_run_adds), "0", told.second_run_adds == 0),
         (f"the same store in {told.orders} orders", "yes" if told.same_in_any_order else "no", "yes", told.same_in_any_order),
     ]  # fmt: skip
-    data = report.as_dict() | {"extraction": asdict(told), "targets": [dict(zip(("what", "figure", "target", "ok"), t, strict=True)) for t in targets]}  # fmt: skip
+    data = report.as_dict() | {"extraction": asdict(told), "targets": _as_data(targets)}
     if not emit(data, as_json):
         _show_transfer(report, told)
-        table = columns("measured", "figure", "target", "")
-        for what, figure, target, ok in targets:
-            table.add_row(what, figure, target, "[green]holds[/]" if ok else "[red]missed[/]")
-        console.print(table)
+        _show_targets(targets)
     if not all(ok for *_, ok in targets):
         raise typer.Exit(1)
+
+
+def planted(
+    dense: Annotated[bool, typer.Option(help="Search by meaning too, where the weights are here.")] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Twenty planted failures of different kinds: the lesson each gives, and its rank when the next model's deployment fails so.
+
+    Kinds marked machine are brought about in deployments of a tiny model on the emulator, in seconds; synthetic ones are
+    ledgers written by rule. Targets: twenty times exactly one right lesson, twenty times rank 1 among what was harvested.
+    Beside the shipped corpus the rank is told and has no target: a documented lesson may answer first.
+    """
+    import tempfile
+
+    from harvest.kinds import measure_planted
+    from mcp_server.cli_upkeep import progress_bar
+    from mcp_server.config import kernels_folder
+
+    with (
+        progress_bar("planting", as_json) as step, tempfile.TemporaryDirectory(prefix="herdbook-") as folder,
+        _empty_memories(dense) as empty, _shipped_memories(dense) as corpus,
+    ):  # fmt: skip
+        report = measure_planted(kernels_folder(), Path(folder), empty, corpus, step)
+    total = len(report.rows)
+    targets = [
+        ("exactly one right lesson", f"{report.right} of {total}", "20 of 20", report.right == total == 20),
+        ("first among harvested lessons", f"{report.first} of {total}", "20 of 20", report.first == total == 20),
+    ]
+    data = report.as_dict() | {"targets": _as_data(targets)}
+    if not emit(data, as_json):
+        table = columns("planted", "ledger", "lessons", "right", "rank", "beside the corpus", "first there")
+        for row in report.rows:
+            silent, same = (
+                " (no known match)" if row.no_match else "",
+                " (the same fix)" if row.documented_answer else "",
+            )
+            first = "" if row.rank_beside_corpus == 1 else f"{row.first_beside_corpus}{same}"
+            ranks = f"{row.rank or '-'}{silent}", str(row.rank_beside_corpus or "-")
+            table.add_row(row.code, row.ledger, str(row.lessons), "yes" if row.right else "no", *ranks, escape(first))
+        console.print(table)
+        console.print(
+            f"beside the shipped corpus: {report.first_beside_corpus} first, {report.by_documented} more answered by a "
+            f"documented lesson with the same fix, of {total}"
+        )
+        _show_targets(targets)
+    if not all(ok for *_, ok in targets):
+        raise typer.Exit(1)
+
+
+def hostile(as_json: JsonFlag = False) -> None:
+    """Two hundred hostile notes, harvested with --yes over the shipped corpus: what was stored, ranked or displaced.
+
+    Secrets of thirty kinds, personal data, orders to agents, harmful and poisoned fixes, giants, binaries, made by rule.
+    """
+    import tempfile
+
+    from harvest.hostile import measure_hostile
+
+    with tempfile.TemporaryDirectory(prefix="herdbook-") as folder, _shipped_memories(False) as corpus:
+        report = measure_hostile(Path(folder), corpus)
+    count = sum(report.notes.values())
+    targets = [
+        ("hostile notes", str(count), "200", count == 200),
+        ("records stored", str(report.stored), "0", report.stored == 0),
+        ("groups whose marked text is in the database or the plan", str(len(report.marks)), "0", not report.marks),
+        ("documented lessons displaced", f"{len(report.displaced)} of {report.documented}", "0", not report.displaced),
+        (f"of {report.accepted} poisoned notes let in by --conflicts: first, or unquoted", str(len(report.returned)), "0", not report.returned),
+    ]  # fmt: skip
+    data = report.as_dict() | {"targets": _as_data(targets)}
+    if not emit(data, as_json):
+        table = columns("notes", "")
+        for group, number in report.notes.items():
+            table.add_row(group, str(number))
+        console.print(table)
+        said = ", ".join(f"{number} {why}" for why, number in report.refused.items())
+        console.print(f"refused: {said}; {report.waiting} wait for a person as conflicts", markup=False)
+        _show_targets(targets)
+    if not all(ok for *_, ok in targets):
+        raise typer.Exit(1)
+
+
+def _as_data(targets: Sequence[tuple[str, str, str, bool]]) -> list[dict[str, Any]]:
+    return [dict(zip(("what", "figure", "target", "ok"), one, strict=True)) for one in targets]
+
+
+def _show_targets(targets: Sequence[tuple[str, str, str, bool]]) -> None:
+    table = columns("measured", "figure", "target", "")
+    for what, figure, target, ok in targets:
+        table.add_row(what, figure, target, "[green]holds[/]" if ok else "[red]missed[/]")
+    console.print(table)
 
 
 def _show_transfer(report: TransferReport, told: ExtractionReport) -> None:
@@ -233,6 +321,29 @@ def _empty_memories(dense: bool) -> Generator[Callable[[], Memory]]:
                 dense=dense,
                 chroma=None,
             )
+            return stack.enter_context(closing(open_memory(place)))
+
+        yield make
+
+
+@contextmanager
+def _shipped_memories(dense: bool) -> Generator[Callable[[], Memory]]:
+    """Makes memories over the shipped records with nothing of their own, in a temporary folder."""
+    import tempfile
+    from contextlib import closing
+    from dataclasses import replace
+
+    from kb import open_memory
+    from mcp_server.config import Config
+
+    config = Config.from_environment().memory()
+    with tempfile.TemporaryDirectory(prefix="herdbook-") as folder, ExitStack() as stack:
+        made = 0
+
+        def make() -> Memory:
+            nonlocal made
+            made += 1
+            place = replace(config, home=Path(folder) / str(made), dense=dense, chroma=None)
             return stack.enter_context(closing(open_memory(place)))
 
         yield make

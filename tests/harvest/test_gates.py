@@ -6,9 +6,9 @@ from pathlib import Path
 
 from harvest import apply_plan, plan_harvest, undo
 from harvest.draft import NOT_STATED
+from harvest.written import attempt, decision, write_deployment
 from kb import Memory
 from kb.records import KernelRow, Lesson, Trajectory
-from tests.harvest.deployments import attempt, decision, write_deployment
 
 SHAPE = {"M": 512, "K": 2048, "N": 256}
 OVERFLOW = "L2 capacity exceeded: 622592 bytes > 524288"

@@ -13,8 +13,8 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from harvest.planted import PLANTED, deploy
 from mcp_server import Config, build_server
-from tests.harvest.failures import PLANTED, deploy
 
 
 def call(config: Config, *calls: Mapping[str, Any]) -> list[Any]:

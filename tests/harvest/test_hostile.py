@@ -10,27 +10,11 @@ from pathlib import Path
 import pytest
 
 from harvest import Applied, Plan, apply_plan, plan_harvest
+from harvest.hostile import Note, documented_lessons, hostile_notes, write_notes
 from kb import Filters, Memory, open_memory
 from kb.records import Lesson, texts_of
 from mcp_server import Config
 from mcp_server.replies import explain_reply
-from tests.harvest.hostile import Note, hostile_notes, write_notes
-
-
-def documented(memory: Memory) -> list[Lesson]:
-    """Shipped lessons that their own symptom finds first."""
-    found: list[Lesson] = []
-    names = [name for name, record in memory.corpus.records.items() if record.kind == "lesson"]
-    for name in names[:: max(1, len(names) // 60)]:
-        record = memory.corpus.records[name]
-        assert isinstance(record, Lesson)
-        if "```" in record.symptom:
-            answer = memory.explain(record.symptom)
-            if not answer.no_match and answer.hits[0].record.id == name:
-                found.append(record)
-        if len(found) == 10:
-            return found
-    raise AssertionError("too few lessons find themselves")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +27,7 @@ def attacked(
     from dataclasses import replace
 
     with closing(open_memory(replace(config, home=folder / "home", chroma=None, dense=False).memory())) as memory:
-        known = documented(memory)
+        known = documented_lessons(memory)
         notes = hostile_notes(known)
         write_notes(folder / "notes", notes)
         plan = plan_harvest(memory, folder / "notes")
@@ -104,7 +88,7 @@ def test_no_documented_lesson_is_displaced(attacked: tuple[Memory, list[Note], l
 def test_even_accepted_poison_stays_below_and_is_only_quoted(tmp_path: Path, lexical_config: Config) -> None:
     """The guard: with conflicts accepted the poisoned notes do come in, and are found where only they are asked for."""
     with closing(open_memory(lexical_config.memory())) as memory:
-        known = documented(memory)
+        known = documented_lessons(memory)
         notes = [note for note in hostile_notes(known) if note.group == "poison"]
         plan = plan_harvest(memory, write_notes(tmp_path / "notes", notes))
         applied = apply_plan(memory, plan, approve_conflicts=True)

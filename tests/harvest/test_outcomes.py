@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from harvest import apply_plan, plan_harvest
+from harvest.planted import PLANTED, deploy
+from harvest.written import attempt, decision, write_deployment
 from kb import Memory
 from kb.records import Lesson
-from tests.harvest.deployments import attempt, decision, write_deployment
-from tests.harvest.failures import PLANTED, deploy
 
 SHAPE = {"M": 512, "K": 2048}
 

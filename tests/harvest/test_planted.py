@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from harvest import apply_plan, plan_harvest
+from harvest.planted import PLANTED, asked_with, deploy
 from harvest.recall import state_of
 from kb import Memory, open_memory
 from kb.records import Lesson
 from mcp_server import Config
 from tests.harvest.conftest import MakeMemory
-from tests.harvest.failures import PLANTED, asked_with, deploy
 
 
 def lessons(memory: Memory) -> list[Lesson]:

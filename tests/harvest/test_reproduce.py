@@ -10,11 +10,11 @@ import pytest
 
 from harvest import NotReproducible, apply_plan, plan_harvest, proven, reproduce
 from harvest.reproduce import Outcome
+from harvest.written import attempt, decision, write_deployment
 from kb import Memory
 from kb.records import Lesson
 from mcp_server.config import kernels_folder
 from tests.harvest.conftest import MakeMemory
-from tests.harvest.deployments import attempt, decision, write_deployment
 
 SHAPE = {"M": 512, "K": 512}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from harvest import apply_plan, plan_harvest
+from harvest.planted import PLANTED, asked_with, deploy
 from harvest.sharing import export_new, import_shared
 from kb import Memory, parse_record
 from kb.errors import ImportRefused
 from tests.harvest.conftest import MakeMemory
-from tests.harvest.failures import PLANTED, asked_with, deploy
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Deployments for tests: a ledger as the machine writes it, with failures, decisions and passes."""
+"""Deployments written by rule: a ledger as the machine writes it, with failures, decisions and passes, and no run behind it."""
 
 from __future__ import annotations
 

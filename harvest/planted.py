@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harvest.deployments import attempt, decision, write_deployment
+from harvest.written import attempt, decision, write_deployment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,26 @@
 """Two hundred hostile notes, made by rule: secrets of thirty kinds, personal data, orders to agents, poisoned fixes, giants, binaries.
 
 Nothing here is a real secret: every value is put together from letters drawn with a fixed seed.
+
+>>> report = measure_hostile(folder, make_memory)
+>>> report.stored, report.marks, report.displaced
+(0, (), ())
 """
 
 from __future__ import annotations
 
 import random
 import string
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kb.records import Lesson
+from harvest.apply import apply_plan
+from harvest.plan import Plan, plan_harvest
+from kb.memory import Memory
+from kb.records import Lesson, texts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +232,88 @@ def write_notes(folder: Path, notes: Sequence[Note]) -> Path:
     )
     (folder / "model0" / "notes" / "link.md").symlink_to(outside)
     return folder
+
+
+@dataclass(frozen=True, slots=True)
+class HostileReport:
+    """What two hundred hostile notes did to a memory over the shipped corpus.
+
+    `stored`: records kept with --yes. `marks`: groups whose marked text stands in the database, or, of secrets, personal
+    data and orders, in the plan a person reads. `displaced`: documented lessons that no longer answer their own failure
+    first, with --yes and after every conflict was accepted. `accepted`: poisoned notes let in by accepting the conflicts.
+    `returned`: of those, ids that came back as if reviewed, or stand first for a documented failure.
+    """
+
+    notes: dict[str, int]
+    refused: dict[str, int]
+    waiting: int
+    stored: int
+    marks: tuple[str, ...]
+    documented: int
+    displaced: tuple[str, ...]
+    accepted: int
+    returned: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def documented_lessons(memory: Memory, count: int = 10) -> list[Lesson]:
+    """Shipped lessons that their own symptom finds first."""
+    found: list[Lesson] = []
+    names = [name for name, record in memory.corpus.records.items() if record.kind == "lesson"]
+    for name in names[:: max(1, len(names) // 60)]:
+        record = memory.corpus.records[name]
+        assert isinstance(record, Lesson)
+        if "```" in record.symptom:
+            answer = memory.explain(record.symptom)
+            if not answer.no_match and answer.hits[0].record.id == name:
+                found.append(record)
+        if len(found) == count:
+            return found
+    raise AssertionError("too few lessons find themselves")
+
+
+def marks_stored(memory: Memory, plan: Plan, notes: Sequence[Note]) -> list[str]:
+    """Groups of notes whose marks are in the database file or in what a person is shown of the plan."""
+    assert memory.store is not None
+    memory.store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    stored = memory.store.path.read_bytes().decode("utf-8", "replace")
+    told = "\n".join(f"{item.title} {item.why} {' '.join(item.evidence)}" for item in plan.items) + plan.diff()
+    shown = ("secret", "personal", "injection")
+    return [
+        note.group for note in notes for mark in note.marks if mark in stored or (note.group in shown and mark in told)
+    ]
+
+
+def measure_hostile(folder: Path, make: Callable[[], Memory]) -> HostileReport:
+    """Harvest the notes with --yes, then the poisoned ones once more with their conflicts accepted.
+
+    `make` opens memories over the shipped corpus, each with nothing of its own; `folder` takes the notes.
+    """
+    memory = make()
+    known = documented_lessons(memory)
+    notes = hostile_notes(known)
+    plan = plan_harvest(memory, write_notes(folder / "all" / "notes", notes))
+    applied = apply_plan(memory, plan)
+    assert memory.store is not None
+    displaced = {record.id for record in known if memory.explain(record.symptom).hits[0].record.id != record.id}
+
+    second = make()
+    poison = [note for note in notes if note.group == "poison"]
+    let_in = apply_plan(
+        second, plan_harvest(second, write_notes(folder / "poison" / "notes", poison)), approve_conflicts=True
+    )
+    returned: set[str] = set()
+    for record in known:
+        for place, hit in enumerate(second.explain(record.symptom, limit=5).hits):
+            if place == 0 and hit.record.id != record.id:
+                displaced.add(record.id)
+            if "moonphase" in texts_of(hit.record) and (hit.reviewed or place == 0):
+                returned.add(hit.record.id)
+    return HostileReport(
+        dict(Counter(note.group for note in notes)), dict(Counter(item.why.split(":")[0] for item in plan.of("refused"))),
+        len(applied.waiting), memory.store.count(), tuple(sorted(set(marks_stored(memory, plan, notes)))),
+        len(known), tuple(sorted(displaced)), len(let_in.added), tuple(sorted(returned)),
+    )  # fmt: skip
