@@ -117,7 +117,7 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if not path.exists():
+            if not os.path.exists(path):  # pathlib's raises where a folder above may not be looked into
                 raise StoreUnavailable(
                     f"{path.parent} cannot be created: {error.strerror}; set HERDBOOK_HOME to a writable folder"
                 ) from None
@@ -138,7 +138,7 @@ class Store:
                 _check(db, path)
             return cls(path, db, not os.access(path, os.W_OK), _file=_identity(path))
         except sqlite3.OperationalError as error:
-            if not _is_read_only(error) or not path.exists():
+            if not _is_read_only(error) or not os.path.exists(path):
                 raise
             db = _read_only_connection(path)
             with _closed_on_error(db):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import sys
@@ -58,9 +59,7 @@ def npu_lines(config: Config, wanted: bool) -> list[Finding]:
 
 
 def _home(config: Config) -> Finding:
-    import os
-
-    if not config.home.exists():
+    if not os.path.exists(config.home):
         return Finding("data directory", "pass", f"{config.home} (made at the first use)")
     if os.access(config.home, os.W_OK):
         return Finding("data directory", "pass", str(config.home))
@@ -69,7 +68,7 @@ def _home(config: Config) -> Finding:
 
 
 def _disk(config: Config) -> Finding:
-    place = next((p for p in (config.home, *config.home.parents) if p.exists()), config.home)
+    place = next((p for p in (config.home, *config.home.parents) if os.path.exists(p)), config.home)
     free = shutil.disk_usage(place).free // 2**20
     if free < MIN_FREE_MB:
         return Finding("disk", "fail", f"{free} MB free at {place}", f"free at least {MIN_FREE_MB} MB")

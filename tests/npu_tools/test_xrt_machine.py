@@ -47,6 +47,23 @@ def test_a_machine_with_none_of_it_is_one_line_that_passes_and_many_that_fail_wh
     assert all(line.fix and line.lesson for line in wanted.values() if line.state == "fail")
 
 
+NOWHERE = "/" + "n" * 5000
+"""A place that cannot even be asked for, as one behind a folder of somebody else: pathlib raises, and nobody may fall."""
+
+
+def test_what_somebody_named_and_is_not_there_is_told_on_a_machine_with_nothing_else(tmp_path: Path) -> None:
+    named = Toolchain(
+        python=NOWHERE, peano=NOWHERE, examples=NOWHERE, aie=NOWHERE, environment={}, root=str(tmp_path),
+        temp=str(tmp_path),
+    )  # fmt: skip
+    found = {line.name: line for line in checklist(named)}
+    assert {name for name, line in found.items() if line.state == "warn"} == {
+        "Python of the toolchain", "PEANO_INSTALL_DIR", "kernel sources",
+    }  # fmt: skip
+    assert all(line.fix and line.lesson for line in found.values() if line.state == "warn")
+    assert next(line for line in checklist(named, wanted=True) if line.name == "Peano").state == "fail"
+
+
 @pytest.mark.parametrize(
     ("architecture", "pci_id", "name", "target"),
     [

@@ -8,6 +8,7 @@ With `wanted` (somebody means to run on the device now) what is missing is in th
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def checklist(
     pyxrt = found.pyxrt is not None and found.pyxrt.imported
     if not (wanted or found.npus or found.smi or pyxrt or toolchain.find("aircc")):
         text = "none found, and neither mlir-air nor XRT: programs run on the emulator"
-        return [Line("NPU", "pass", text, "")]
+        return [Line("NPU", "pass", text, ""), *_misset(toolchain, interior)]
     missing: State = "fail" if wanted or found.npus else "warn"
     lines = [
         *_device(found, wanted),
@@ -76,6 +77,31 @@ def checklist(
             )
         )
     return lines
+
+
+def _misset(toolchain: Toolchain, interior: Interior) -> Iterator[Line]:
+    """What somebody named that is not there, on a machine with nothing else: named, it was meant."""
+    if not interior.ok:
+        yield _no_python(interior, "warn")
+    if toolchain.peano and not os.path.isdir(toolchain.peano):
+        yield _no_peano_there(toolchain.peano)
+    if toolchain.examples and not os.path.isdir(toolchain.examples):
+        yield _no_sources(toolchain.examples, "warn")
+
+
+def _no_python(interior: Interior, state: State) -> Line:
+    fix = "set HERDBOOK_NPU_PYTHON to a Python that runs"
+    return Line("Python of the toolchain", state, interior.problem, fix, "airtc-pyxrt-not-available")
+
+
+def _no_peano_there(place: str) -> Line:
+    text = f"{place} is no folder that can be read; upstream ignores it silently"
+    return Line("PEANO_INSTALL_DIR", "warn", text, "correct or unset it", "airtc-peano-dir-ignored")
+
+
+def _no_sources(place: str, state: State) -> Line:
+    text, fix = f"{place} is no folder that can be read", "set HERDBOOK_MLIR_AIR to a clone of mlir-air"
+    return Line("kernel sources", state, text, fix, "airtc-stale-object-flags")
 
 
 def _device(machine: Machine, wanted: bool) -> Iterator[Line]:
@@ -234,13 +260,7 @@ def _xrt(machine: Machine, toolchain: Toolchain, interior: Interior, missing: St
     here = re.match(r"(\d+)\.(\d+)", interior.python)
     minor = "".join(here.groups()) if here else ""
     if not interior.ok:
-        yield Line(
-            "Python of the toolchain",
-            "fail",
-            interior.problem,
-            "set HERDBOOK_NPU_PYTHON to a Python that runs",
-            "airtc-pyxrt-not-available",
-        )
+        yield _no_python(interior, "fail")
     elif tags and minor and minor not in tags:
         text = f"built for Python {', '.join(f'{tag[0]}.{tag[1:]}' for tag in sorted(set(tags)))}, the toolchain's is {interior.python}"
         yield Line(
@@ -372,14 +392,8 @@ def _compiler(toolchain: Toolchain, interior: Interior, missing: State) -> Itera
             "clone mlir-air at the installed version and set it to that folder",
             "airtc-stale-object-flags",
         )
-    elif not Path(toolchain.examples).is_dir():
-        yield Line(
-            "kernel sources",
-            "fail",
-            f"{toolchain.examples} is no folder",
-            "set HERDBOOK_MLIR_AIR to a clone of mlir-air",
-            "airtc-stale-object-flags",
-        )
+    elif not os.path.isdir(toolchain.examples):
+        yield _no_sources(toolchain.examples, "fail")
     else:
         yield Line("kernel sources", "pass", toolchain.examples)
 
@@ -387,14 +401,8 @@ def _compiler(toolchain: Toolchain, interior: Interior, missing: State) -> Itera
 def _peano(toolchain: Toolchain, version: str | None, missing: State) -> Iterator[Line]:
     folder, good = peano_folder(toolchain), pinned("llvm-aie")
     pin = good.version if good else ""
-    if toolchain.peano and not Path(toolchain.peano).is_dir():
-        yield Line(
-            "PEANO_INSTALL_DIR",
-            "warn",
-            f"{toolchain.peano} is no folder; upstream ignores it silently",
-            "correct or unset it",
-            "airtc-peano-dir-ignored",
-        )
+    if toolchain.peano and not os.path.isdir(toolchain.peano):
+        yield _no_peano_there(toolchain.peano)
     if folder is None:
         yield Line(
             "Peano",

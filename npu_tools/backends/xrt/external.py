@@ -103,7 +103,7 @@ def build_object(wanted: Wanted, toolchain: Toolchain, target: str, store: Path)
     if include is None:
         return outcome("aie-header-missing")
     command = [*_FLAGS, f"--target={TRIPLES[target]}", f"-I{include}"]
-    if wanted.include and (include / wanted.include).is_file():
+    if wanted.include and os.path.isfile(include / wanted.include):
         command += ["-include", str(include / wanted.include)]
     command += [f"-D{name}={value}" if value else f"-D{name}" for name, value in sorted(wanted.defines.items())]
     place = store / _key(source, command, toolchain) / wanted.name
@@ -337,12 +337,12 @@ def _head(program: Program) -> int | None:
 def _find(source: str, toolchain: Toolchain) -> Path | None:
     path = Path(source)
     if path.is_absolute():
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None
     if not toolchain.examples:
         return None
     base = Path(toolchain.examples)
     for place in (base / source, base / "programming_examples" / source):
-        if place.is_file():
+        if os.path.isfile(place):
             return place
     return None
 

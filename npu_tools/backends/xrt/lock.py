@@ -59,7 +59,7 @@ def look(toolchain: Toolchain) -> list[LockState]:
     found: list[LockState] = []
     for path in (*lock_paths(toolchain), str(Path(toolchain.temp) / SHELL_LOCK)):
         place = Path(path)
-        if not place.exists():
+        if not os.path.exists(place):
             found.append(LockState(path, "free"))
             continue
         if not os.access(place, os.W_OK):

@@ -154,7 +154,7 @@ def probe(toolchain: Toolchain, *, load_pyxrt: bool = True, ask_contexts: bool =
 
 def free_mb(place: Path) -> int:
     """Free space where `place` is or will be, in MB (10^6 bytes)."""
-    existing = next((each for each in (place, *place.parents) if each.exists()), Path.cwd())
+    existing = next((each for each in (place, *place.parents) if os.path.exists(each)), Path.cwd())
     return shutil.disk_usage(existing).free // 1_000_000
 
 
@@ -163,7 +163,7 @@ def _on_bus(toolchain: Toolchain) -> tuple[Npu, ...]:
     bus = toolchain.at("sys", "bus", "pci")
     found: dict[str, Npu] = {}
     for folder in sorted(_children(bus / "drivers" / "amdxdna")):
-        if (folder / "device").is_file():
+        if os.path.isfile(folder / "device"):
             found[folder.name] = _read_npu(folder, "amdxdna")
     for folder in sorted(_children(bus / "devices")):
         if folder.name in found or _line(folder / "vendor").lower() != AMD:
@@ -245,7 +245,7 @@ def _nodes(toolchain: Toolchain) -> tuple[tuple[str, bool], ...]:
 
 def _module(toolchain: Toolchain) -> bool | None:
     modules = toolchain.at("sys", "module")
-    return (modules / "amdxdna").is_dir() if modules.is_dir() else None
+    return os.path.isdir(modules / "amdxdna") if os.path.isdir(modules) else None
 
 
 def _memlock(toolchain: Toolchain) -> tuple[int | None, bool]:

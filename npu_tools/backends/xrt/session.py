@@ -323,7 +323,11 @@ class Session:
         said = tail(self.folder / "stderr", 4000).strip()
         known = read_log(said, "run", tdr=self._tdr(), state="an error", python=self.toolchain.python)
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        self.dead = known[0] if known else outcome("child-died", how=how, tail=said[-_TEXT:] or "nothing")
+        self.dead = (
+            known[0]
+            if known
+            else outcome("child-died", how=how, tail=said[-_TEXT:] or "nothing", diagnostic=said[-_TEXT:])
+        )
         return Answer(finding=self.dead, text=said)
 
     def _no_room(self, error: OSError) -> Answer:

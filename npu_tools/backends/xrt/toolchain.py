@@ -1,7 +1,8 @@
 """Where the real tools are, and which ones they are.
 
 A `Toolchain` holds places and the children's environment; whoever reads the environment (mcp_server/config.py) makes it,
-so nothing here depends on the process it runs in. `identify` asks the tools who they are: the answer is part of every
+so nothing here depends on the process it runs in. A place that may not be looked into is not there: os.path's answers,
+where pathlib's raise. `identify` asks the tools who they are: the answer is part of every
 artefact's key, for a Peano of another day compiles the same program to other numbers.
 
     toolchain.find("aircc")            # the wheel's own first, then the search folders
@@ -64,7 +65,7 @@ class Toolchain(BaseModel):
         found = shutil.which(tool, path=os.pathsep.join(folders)) if folders else None
         if found is None and tool == "xrt-smi":
             for place in ("opt/xilinx/xrt/bin/xrt-smi", "Windows/System32/AMD/xrt-smi.exe"):
-                if (Path(self.root) / place).is_file():
+                if os.path.isfile(Path(self.root) / place):
                     return Path(self.root) / place
         return Path(found) if found else None
 
@@ -95,7 +96,7 @@ class Toolchain(BaseModel):
         if len(origin.parents) > 2:  # mlir_air/python/air/__init__.py
             places.append(origin.parents[2])
         name = f"{tool}.exe" if os.name == "nt" else tool
-        return next((place / "bin" / name for place in places if (place / "bin" / name).is_file()), None)
+        return next((place / "bin" / name for place in places if os.path.isfile(place / "bin" / name)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,10 @@ def identify(toolchain: Toolchain) -> Identity:
 def peano_folder(toolchain: Toolchain) -> Path | None:
     """llvm-aie's folder: the one given, else the installed wheel's, as XRTBackend looks for it."""
     given = Path(toolchain.peano) if toolchain.peano else None
-    if given is not None and given.is_dir():
+    if given is not None and os.path.isdir(given):
         return given
     installed = inspect(toolchain).folders.get("llvm-aie")
-    return Path(installed) if installed and Path(installed).is_dir() else None
+    return Path(installed) if installed and os.path.isdir(installed) else None
 
 
 def aie_include(toolchain: Toolchain) -> Path | None:
@@ -178,7 +179,7 @@ def aie_include(toolchain: Toolchain) -> Path | None:
     if installed:
         candidates.append(Path(installed))
     for place in candidates:
-        if (place / "include" / "aie_api" / "aie.hpp").is_file():
+        if os.path.isfile(place / "include" / "aie_api" / "aie.hpp"):
             return place / "include"
     return None
 
