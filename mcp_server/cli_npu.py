@@ -172,9 +172,12 @@ def run(
         "tile_map": str(tile_map.absolute()) if tile_map else None, "rounding": rounding, "device": device,
         "profile": profile,
     }  # fmt: skip
-    if backend == "xrt":
-        places = _places()
-        request |= {"cache": str(places.artefacts), **_device_request(places, backend, options, as_json)}
+    places = _places()
+    device_request = _device_request(places, backend, options, as_json)
+    if device_request:
+        request |= {"cache": str(places.artefacts), **device_request}
+    elif profile:
+        fail("--profile is for --backend xrt: the emulator's time is modelled", as_json=as_json)
     if background:
         from npu_tools.jobs import Jobs
 
@@ -426,7 +429,7 @@ def _pairs(given: list[str] | None, as_json: bool) -> dict[str, Any]:
     for item in given or []:
         name, sign, value = item.partition("=")
         if not (sign and name and value):
-            fail(f"--set {item!r}: write NAME=VALUE, as in tile_m=64", as_json=as_json)
+            fail(f"{item!r}: write NAME=VALUE, as in tile_m=64", as_json=as_json)
         found[name.strip()] = _value(value.strip())
     return found
 

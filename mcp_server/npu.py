@@ -225,6 +225,8 @@ def _device_request(places: Places, backend: str, options: dict[str, Any] | None
     from npu_tools.errors import UnusableInput
 
     if backend == "emulator":
+        if options:
+            raise UnusableInput("options are for backend xrt; the emulator takes none")
         return {}
     named = sorted(set(options or {}) & {"objects", "xclbin_input"})
     if places.confined and named:
