@@ -24,11 +24,16 @@ What = Literal["prefill", "decode"]
 
 def optimise(site: Site, number: int, what: What) -> Ended:
     """Try every step of a phase, then gate what was kept."""
-    baseline = _way(site, BASELINE, what).time(site)
+    baseline, gate = _timed(site, number, what, BASELINE)
+    if gate is not None and not gate.body["passed"]:
+        return Ended(False, brief(gate.body))
     done = [entry for entry in site.state.steps if entry.phase == number and entry.seq >= site.state.since(number)]
     ways = kept(site.state, number) if done else BASELINE
     tried = {str(entry.body["name"]) for entry in done}
-    before = _of(_way(site, ways, what).time(site), what)
+    now, gate = (baseline, gate) if ways == BASELINE else _timed(site, number, what, ways)
+    if gate is not None and not gate.body["passed"]:
+        return Ended(False, brief(gate.body))
+    before = _of(now, what)
     for at, name in enumerate(STEPS):
         if name in tried:
             continue
@@ -40,12 +45,29 @@ def optimise(site: Site, number: int, what: What) -> Ended:
     return _whole(site, number, what, ways, _of(baseline, what))
 
 
+def _measures(site: Site) -> bool:
+    """Whether times of this backend are measured: a modelled one says nothing beside them."""
+    return site.backend().name != "emulator"
+
+
+def _timed(site: Site, number: int, what: What, ways: Ways) -> tuple[Times, Entry | None]:
+    """What a way takes; on a device it is run for that, with the first prompt, which is an attempt like any other."""
+    deployed = _way(site, ways, what)
+    if not _measures(site):
+        return deployed.time(site), None
+    site.teller.progress(0, len(STEPS) + 1, f"{what}: what it takes now")
+    entry, times = _gate(site, number, what, deployed, "none")
+    return times, entry
+
+
 def _try(site: Site, number: int, what: What, name: str, ways: Ways, before: float) -> Entry:
     """One step: not applicable, refused, missed, not faster, or kept."""
     wanted = ways.with_step(name)
 
+    before_is = "measured" if _measures(site) else "modelled"
+
     def ended(
-        keep: bool, why: str, after: float | None = None, gate: Entry | None = None, timing: str = "modelled"
+        keep: bool, why: str, after: float | None = None, gate: Entry | None = None, timing: str = before_is
     ) -> Entry:
         body = {
             "name": name, "before_us": round(before, 3), "after_us": None if after is None else round(after, 3),
@@ -64,7 +86,7 @@ def _try(site: Site, number: int, what: What, name: str, ways: Ways, before: flo
         if refused is not None:
             return ended(False, f"a kernel of it does not pass: {brief(refused.body)}", gate=refused)
         times = then.time(site)
-        if times.timing == "modelled" and _of(times, what) >= before:
+        if not _measures(site) and _of(times, what) >= before:
             return ended(False, f"not faster: {before:.1f} → {_of(times, what):.1f} µs modelled", _of(times, what))
         gate, times = _gate(site, number, what, then, name)
     except RunStopped:
@@ -92,7 +114,8 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
     times = deployed.time(site, gated)
     subject = {**deployed.subject(site, prompts, steps, what), "step": name}
     why = None if gated.passed else token_gate.diagnosis(gated, lens.cosines(site, prompts[0]))
-    return _record(site, number, what, judging, subject, started, why, gated, times, deployed, trial=True), times
+    trial = gated.passed or name != "none"
+    return _record(site, number, what, judging, subject, started, why, gated, times, deployed, trial=trial), times
 
 
 def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> Ended:
