@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -58,7 +59,16 @@ def bench(
     workspace: Annotated[
         Path | None, typer.Option(help="An honest deployment to plant into; by default a small one is made first.")
     ] = None,
-    only: Annotated[str, typer.Option(metavar="GLOB", help="Only cases whose name fits.")] = "*",
+    only: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only cases whose name fits; 'honest:*' and 'cheat:*' are the halves.")
+    ] = "*",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the deployment and every result here; what this code already gave is not run again.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Cheats planted one by one in an honest deployment, and honest differences: what the evaluator says of each.
@@ -67,15 +77,23 @@ def bench(
     """
     from mcp_server.config import kernels_folder
     from npu_tools.evaluator.bench import measure_evaluator
+    from npu_tools.evaluator.kept import Kept
 
     def each(row: Any) -> None:
         if not as_json:
             mark = "[green]✓[/]" if row.ok else "[red]✗[/]"
             console.print(f"{mark} {row.kind:7} {row.name}: {row.verdict} [dim]{escape(', '.join(row.codes))}[/]")
 
-    with tempfile.TemporaryDirectory(prefix="bench-evaluator-", ignore_cleanup_errors=True) as place:
+    with contextlib.ExitStack() as opened:
+        if out is None:
+            made = tempfile.TemporaryDirectory(prefix="bench-evaluator-", ignore_cleanup_errors=True)
+            place = Path(opened.enter_context(made))
+        else:
+            place = out.absolute()
         try:
-            measured = measure_evaluator(Path(place), kernels_folder(), workspace=workspace, only=only, each=each)
+            place.mkdir(parents=True, exist_ok=True)
+            kept = Kept(place, kernels_folder()) if out is not None else None
+            measured = measure_evaluator(place, kernels_folder(), workspace=workspace, only=only, kept=kept, each=each)
         except OSError as error:
             fail(f"{place} cannot be written: {error.strerror or error}", as_json=as_json)
     data = measured.as_dict()
@@ -90,4 +108,8 @@ def bench(
             f"caught {data['caught']} of {data['cheats']} cheats with the right reason, "
             f"accused {data['accused']} of {data['honest']} honest deployments"
         )
+        if data["not_made"]:
+            console.print(f"[red]{data['not_made']} honest deployments could not be made[/]")
+        if data["left"]:
+            console.print(f"[dim]{len(data['left'])} cases have no result yet[/]")
     sys.exit(0 if measured.ok else 1)

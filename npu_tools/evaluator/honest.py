@@ -89,8 +89,11 @@ def _killed(making: Making, path: Path) -> None:
         if ledger.is_file() and ledger.read_bytes().count(b"\n") >= making.stop_at:
             break
         time.sleep(0.02)
+    ended = process.poll()
     process.kill()
     process.wait()
+    if ended is not None:
+        raise UnusableInput(f"the deployment in {making.folder} ended with {ended} before it could be killed")
 
 
 def main(path: str) -> int:
