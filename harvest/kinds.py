@@ -94,39 +94,40 @@ class PlantedReport:
 def measure_planted(
     shipped: Path, folder: Path, empty: Callable[[], Memory], corpus: Callable[[], Memory],
     progress: Callable[[int, int], None] | None = None, rigs: Sequence[Rig] = RIGS,
+    kinds: Sequence[Planted] = PLANTED,
 ) -> PlantedReport:  # fmt: skip
     """Bring every kind about in `folder`, harvest each alone and all together, ask as the second model's deployment does.
 
     `shipped`: the recipes; `empty` and `corpus` make memories without and with the shipped records.
     """
     found: list[Sample] = []
-    for one in samples(shipped, folder, rigs):
+    for one in samples(shipped, folder, rigs, kinds):
         found.append(one)
         if progress is not None:
-            progress(len(found), 2 * len(PLANTED))
-    alone = [_alone(one, empty(), shipped) for one in found]
+            progress(len(found), 2 * len(kinds))
+    single = [alone(one, empty(), shipped) for one in found]
     together, beside = empty(), corpus()
     for one in found:
         for memory in (together, beside):
             apply_plan(memory, plan_harvest(memory, one.workspace, recipes=shipped))
     same = same_fixes()
     rows: list[Row] = []
-    for one, (count, right) in zip(found, alone, strict=True):
+    for one, (count, right) in zip(found, single, strict=True):
         rank, _, silent = _rank(together, one)
         rank_beside, first, _ = _rank(beside, one)
         answered = rank_beside != 1 and first in same.get(one.code, {})
         rows.append(Row(one.code, one.ledger, count, right, rank, silent, rank_beside, first, answered, one.asked))
         if progress is not None:
-            progress(len(PLANTED) + len(rows), 2 * len(PLANTED))
+            progress(len(kinds) + len(rows), 2 * len(kinds))
     return PlantedReport(tuple(rows))
 
 
-def samples(shipped: Path, folder: Path, rigs: Sequence[Rig]) -> list[Sample]:
+def samples(shipped: Path, folder: Path, rigs: Sequence[Rig], kinds: Sequence[Planted] = PLANTED) -> list[Sample]:
     """Both deployments of every kind: by the machine where there is a rig, else by rule."""
     known = {rig.code: rig for rig in rigs}
     bases: tuple[Path, Path] | None = None
     found: list[Sample] = []
-    for one in PLANTED:
+    for one in kinds:
         rig = known.get(one.code)
         if rig is None:
             found.append(_written(one, folder / "written" / one.code))
@@ -167,7 +168,7 @@ def _ran(rig: Rig, bases: tuple[Path, Path], folder: Path, shipped: Path) -> Sam
     )
 
 
-def _alone(one: Sample, memory: Memory, shipped: Path) -> tuple[int, bool]:
+def alone(one: Sample, memory: Memory, shipped: Path) -> tuple[int, bool]:
     """Lessons of one deployment, and whether they are the right one: its words, cause, change and kernel."""
     apply_plan(memory, plan_harvest(memory, one.workspace, recipes=shipped))
     lessons = [hit.record for hit in memory.records() if isinstance(hit.record, Lesson)]

@@ -4,7 +4,10 @@
 >>> first = first_deployment(folder, rigs["nan"], shipped)
 
 The plan, the recipes, the check, the emulator and the gates are the product's; phase 0's reference is the
-own FP32 decomposition, so that no torch is needed. Every rig works in a copy of a workspace whose kernels all passed.
+own FP32 decomposition, so that no torch is needed. Kinds without a rig need what a tiny model on an emulator has not:
+a K in thousands, the host's views of weights, compiled artefacts, a driver. A wrong key head (kv_heads) was tried and
+has none: the gate tells it by its pattern, which is another one by number of heads ("one tile", "permuted", neither),
+so that a second model of other heads asks in other words than the lesson has. Every rig works in a copy of a workspace whose kernels all passed.
 """
 
 from __future__ import annotations
