@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harvest import Applied, Plan, apply_plan, plan_harvest
-from harvest.hostile import Note, documented_lessons, hostile_notes, write_notes
+from harvest.hostile import Note, documented_lessons, hostile_notes, measure_hostile, write_notes
 from kb import Filters, Memory, open_memory
 from kb.records import Lesson, texts_of
 from mcp_server import Config
@@ -24,8 +25,6 @@ def attacked(
     """A memory over the shipped corpus after harvesting every hostile note with --yes."""
     folder = tmp_path_factory.mktemp("hostile")
     config = Config.from_environment()
-    from dataclasses import replace
-
     with closing(open_memory(replace(config, home=folder / "home", chroma=None, dense=False).memory())) as memory:
         known = documented_lessons(memory)
         notes = hostile_notes(known)
@@ -102,3 +101,17 @@ def test_even_accepted_poison_stays_below_and_is_only_quoted(tmp_path: Path, lex
         observed = memory.explain(known[0].symptom, Filters(status="observed")).hits[0]
         assert "moonphase" in texts_of(observed.record)
         assert observed.disputed_by
+
+
+def test_the_bench_counts_what_was_stored_ranked_or_displaced(tmp_path: Path, lexical_config: Config) -> None:
+    numbers = iter(range(9))
+    with ExitStack() as stack:
+        report = measure_hostile(
+            tmp_path,
+            lambda: stack.enter_context(
+                closing(open_memory(replace(lexical_config, home=tmp_path / f"home{next(numbers)}").memory()))
+            ),
+        )
+    assert sum(report.notes.values()) == 200
+    assert (report.stored, report.marks, report.displaced, report.returned) == (0, (), (), ())
+    assert report.accepted >= 10
