@@ -77,7 +77,8 @@ def test_unknown_options_and_options_of_another_kind_are_told_with_the_known_one
     for options, text in (
         ({"omit_pingpng": "all"}, "no option of XRTBackend"), ({"stack_size": "big"}, "takes a whole number"),
         ({"n_perf_iters": 5}, "herdbook"), ({"target_device": "npu1"}, "contradicts"), ({"stack_size": -1}, "positive"),
-        ({"omit_pingpong": "L7"}, "'L1'"), ({"trace_size": True}, "whole number"),
+        ({"omit_pingpong": "L7"}, "'L1'"), ({"trace_size": True}, "whole number"), ({"timeout_s": "soon"}, "positive"),
+        ({"timeout_s": -1}, "positive"), ({"timeout_s": float("nan")}, "positive"), ({"objects": "mm.o"}, "objects"),
     ):  # fmt: skip
         with pytest.raises(UnusableInput, match=text):
             plan_compile(function, options, device("npu2"))

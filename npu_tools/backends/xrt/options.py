@@ -9,6 +9,7 @@ same order, and the device always named, never guessed. What XRTBackend refuses 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +113,7 @@ def plan_compile(function: FuncOp, options: Mapping[str, Any], device: Device) -
     Raises:
         UnusableInput: an option XRTBackend does not have, or a value of another kind.
     """
-    said = _checked(options, device)
+    said, objects, timeout_s = _checked(options, device), _objects(options), _timeout(options)
     name = function.sym_name.data
     launches = sum(isinstance(op, LaunchOp) for op in function.walk())
     buffers = sum(isinstance(kind, MemRefType) for kind in function.function_type.inputs.data)
@@ -122,11 +123,23 @@ def plan_compile(function: FuncOp, options: Mapping[str, Any], device: Device) -
     if findings:
         return findings
     kernel = f"main:{name}" if form == "elf" else str(said["kernel_name"] or XCLBIN_KERNEL)
-    timeout = options.get("timeout_s")
-    return CompilePlan(
-        name, device.compile_target, cast("Format", form), why, kernel, said, dict(options.get("objects") or {}),
-        float(timeout) if timeout is not None else None,
-    )  # fmt: skip
+    return CompilePlan(name, device.compile_target, cast("Format", form), why, kernel, said, objects, timeout_s)
+
+
+def _timeout(options: Mapping[str, Any]) -> float | None:
+    given = options.get("timeout_s")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+        raise UnusableInput(f"option timeout_s takes a positive number of seconds, not {given!r}")
+    return float(given)
+
+
+def _objects(options: Mapping[str, Any]) -> dict[str, Any]:
+    given: Any = options.get("objects") or cast("dict[str, Any]", {})
+    if not isinstance(given, Mapping):
+        raise UnusableInput(f"option objects takes names of objects with what each is built of, not {given!r}")
+    return dict(cast("Mapping[str, Any]", given))
 
 
 def _format(asked: str, launches: int, buffers: int, most: int, device: Device) -> tuple[str, str]:
@@ -166,7 +179,11 @@ def _refusals(
 def _checked(options: Mapping[str, Any], device: Device) -> dict[str, Any]:
     unknown = sorted(set(options) - set(DEFAULTS) - set(OURS))
     if unknown:
-        hint = "; times are measured by 'herdbook profile'" if unknown[0] in ("n_perf_iters", "n_warmup_iters") else ""
+        hint = (
+            "; times are measured by 'herdbook kernel profile'"
+            if unknown[0] in ("n_perf_iters", "n_warmup_iters")
+            else ""
+        )
         raise UnusableInput(
             f"{unknown[0]!r} is no option of XRTBackend{hint}; there are {', '.join(DEFAULTS)}, {', '.join(OURS)}"
         )
