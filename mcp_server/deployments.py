@@ -87,7 +87,7 @@ def machine_of(
 
     told = teller or Quiet()
     shipped = kernels or kernels_folder()
-    world = RealWorld(shipped, cancelled=told.cancelled, progress=told.progress, xrt=_device(config))
+    world = RealWorld(shipped, cancelled=told.cancelled, progress=told.progress, xrt=_device(config, told.cancelled))
     machine = Machine(Workspace(workspace), world, shipped, advise or no_advice, teller=told)
     if ask is not None:
         machine.ask = ask
@@ -211,13 +211,24 @@ def _weights(given: str | None, path: Callable[[str], Path]) -> str | None:
     return str(place) if place.exists() else given
 
 
-def _device(config: Config) -> Callable[[], Any]:
-    """Opens the NPU's backend, or says what is missing."""
+def _device(config: Config, cancelled: Callable[[], bool] | None) -> Callable[[], Any]:
+    """Opens the NPU's backend; what a cancelled job was compiling or running ends with it.
+
+    Raises (when opened):
+        UnusableInput: there is no compiler for it.
+    """
 
     def opened() -> Any:
         from npu_tools.backends.xrt.backend import XrtBackend
         from npu_tools.backends.xrt.toolchain import Toolchain
+        from npu_tools.errors import UnusableInput
 
-        return XrtBackend(Toolchain.model_validate(config.toolchain), cache=config.home / "artefacts")
+        toolchain = Toolchain.model_validate(config.toolchain)
+        if toolchain.find("aircc") is None:  # no kernel's fault, and so no attempt of any
+            raise UnusableInput(
+                "the backend xrt is not there: aircc of mlir-air was not found; 'herdbook doctor' says what is missing, "
+                "and without an NPU the backend emulator runs everything"
+            )
+        return XrtBackend(toolchain, cache=config.home / "artefacts", cancelled=cancelled)
 
     return opened

@@ -123,7 +123,7 @@ def _add_work(server: MCPServer[Any], places: Places, recall: Callable[[], Memor
         findings and lessons, not an error."""
         source = await _aside(lambda: source_of(places, program, program_text, None))
         request = {"program": source, "cache": str(places.artefacts), "device": device, "function": function}
-        request |= _device_request(places, backend, options)
+        request |= await _aside(lambda: _device_request(places, backend, options))
         return await _reply(await _start(ctx, places, "compile", request, wait_s), recall, device)
 
     @server.tool(title="Run a program", annotations=_WORK)

@@ -21,7 +21,7 @@ from npu_tools.backends.xrt import XrtBackend
 from npu_tools.backends.xrt.outcomes import outcome
 from npu_tools.backends.xrt.profile import profile_recipe
 from npu_tools.recipes import recipe
-from tests.mcp_server.test_npu_tools import ADD, answer, call
+from tests.mcp_server.test_npu_tools import ADD, answer, call, said
 from tests.stand_in.machine import PHOENIX, QUICK, StandIn
 
 
@@ -209,3 +209,11 @@ def test_files_of_the_machine_are_not_named_over_http(lexical_config: Config, tm
     config = _server(lexical_config, tmp_path, StandIn(tmp_path))
     arguments = {"program": "add.mlir", "backend": "xrt", "options": {"xclbin_input": "/etc/passwd"}}
     assert call(config, "compile", arguments, confined=True).is_error
+
+
+def test_options_of_a_compiler_without_one_are_refused_with_why(lexical_config: Config, tmp_path: Path) -> None:
+    config = _server(lexical_config, tmp_path, StandIn(tmp_path))
+    for tool in ("compile", "run"):
+        refused = call(config, tool, {"program": "add.mlir", "options": {"output_format": "elf"}})
+        assert refused.is_error
+        assert "backend xrt" in said(refused)
