@@ -171,6 +171,11 @@ def _chosen(source: str, config: Path | None, as_json: bool) -> Chosen:
         found = find_config(config if config is not None else source)
     except UnusableInput as error:
         fail(str(error), as_json=as_json)
+    if folder.suffix == ".json" and folder.is_file():
+        beside = folder.parent
+        if not any(beside.glob("*.safetensors")):
+            fail(f"no weights beside {source}; generate random:7 --config {source} makes some up", as_json=as_json)
+        source = str(beside)
     return Chosen(found, source, shipped, 256, True, {})
 
 
