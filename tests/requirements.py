@@ -28,7 +28,7 @@ _JOBS = "npu_tools/test_jobs.py::"
 REQUIREMENTS = tuple(
     Requirement(*row)
     for row in (
-        ("the tools are explain_error, search, get, contribute_lesson, report_outcome, check, compile, run, job, gate", "surfaces", _TOOLS + "test_the_tools_are_listed_in_the_same_order_every_time"),
+        ("the tools are explain_error, search, get, contribute_lesson, report_outcome, check, compile, run, job, gate, deployment, harvest", "surfaces", _TOOLS + "test_the_tools_are_listed_in_the_same_order_every_time"),
         ("every tool has annotations, schemas and descriptions", "mcp_server", _TOOLS + "test_every_tool_says_what_it_does_and_what_it_changes"),
         ("the list of tools is short", "mcp_server", _TOOLS + "test_the_list_of_tools_costs_an_agent_little"),
         ("server instructions say when to call what", "mcp_server", _TOOLS + "test_instructions_say_when_to_call_what"),
@@ -55,6 +55,10 @@ REQUIREMENTS = tuple(
         ("a resource name reaches no file", "mcp_server", _TOOLS + "test_a_resource_that_is_no_record_is_refused"),
         ("prompts for looking up and writing", "mcp_server", _TOOLS + "test_prompts_look_up_and_write"),
         ("a wrong prompt request says what is missing", "mcp_server", _TOOLS + "test_a_wrong_prompt_request_is_told_what_is_missing"),
+        ("skills are resources with digests", "surfaces", _TOOLS + "test_skills_are_served_as_resources_with_digests"),
+        ("an unknown skill names those there are", "mcp_server", _TOOLS + "test_an_unknown_skill_names_those_there_are"),
+        ("skills are prompts", "surfaces", _TOOLS + "test_a_skill_is_a_prompt"),
+        ("skills are found without resources, by the tools", "mcp_server", _TOOLS + "test_an_agent_without_resources_finds_a_skill_by_search_and_get"),
         ("both protocol eras on stdio: with a handshake", "mcp_server", _STDIO + "test_a_client_with_a_handshake_gets_the_version_it_asked_for"),
         ("both protocol eras on stdio: stateless", "mcp_server", _STDIO + "test_a_stateless_client_needs_no_handshake"),
         ("capabilities that are declared are kept", "protocol", _STDIO + "test_no_announcements_are_promised_in_either_era"),
