@@ -28,6 +28,7 @@ import node_tools
 INSPECTOR = ("@modelcontextprotocol/inspector", "2.12.0")
 TOOLS = [
     "explain_error", "search", "get", "contribute_lesson", "report_outcome", "check", "compile", "run", "job", "gate",
+    "deployment", "harvest",
 ]  # fmt: skip
 HERDBOOK = str(Path(sys.executable).with_name("herdbook"))
 SYMPTOM = "error: frobnication of quux 77 exceeded its zork budget"

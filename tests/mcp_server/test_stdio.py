@@ -12,6 +12,7 @@ Site = Callable[[str], None]
 
 TOOLS = [
     "explain_error", "search", "get", "contribute_lesson", "report_outcome", "check", "compile", "run", "job", "gate",
+    "deployment", "harvest",
 ]  # fmt: skip
 STATELESS = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
