@@ -182,6 +182,11 @@ def dump_record(record: Record) -> str:
 
 def read_record(path: Path) -> Record:
     """The record in the file `path`. Raises FileInvalid."""
+    return parse_record(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a record's or skill's file. Raises FileInvalid: unreadable, too large, not UTF-8."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -189,7 +194,6 @@ def read_record(path: Path) -> Record:
     if len(raw) > MAX_FILE_BYTES:
         raise FileInvalid(f"{path}: {len(raw)} bytes, over {MAX_FILE_BYTES}; a record is one lesson, split it")
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileInvalid(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    return parse_record(text, str(path))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kb.errors import FileInvalid, KbError
-from kb.files import MAX_FILE_BYTES, read_front_matter
+from kb.files import read_front_matter, read_text
 from kb.records import Skill, explain_validation
 
 SKILL_FILE = "SKILL.md"
@@ -73,17 +73,7 @@ def read_skill(path: Path) -> Skill:
     Raises:
         FileInvalid: no valid Agent Skill, or one that does not say where its facts come from.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise FileInvalid(f"{path}: cannot be read: {error.strerror}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise FileInvalid(f"{path}: {len(raw)} bytes, over {MAX_FILE_BYTES}")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FileInvalid(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    front, body, _ = read_front_matter(text, str(path))
+    front, body, _ = read_front_matter(read_text(path), str(path))
     problems = _problems(front, body, path.parent.name)
     if problems:
         raise FileInvalid(f"{path}: {'; '.join(problems)}")

@@ -185,18 +185,10 @@ def open_failures(state: State) -> list[dict[str, Any]]:
     upcoming = state.next_phase()
     if upcoming is None or state.status(upcoming) != "failed":
         return []
-    found: list[dict[str, Any]] = []
-    for entry in state.attempts_of(upcoming):
-        body = entry.body
-        if not body["passed"] and not body["trial"]:
-            found.append(
-                {
-                    "line": entry.seq, "gate": body["gate"], "subject": body["subject"], "diagnosis": body["diagnosis"],
-                    "criteria": [one for one in body["criteria"] if not one["ok"]], "fixed_when": body["fixed_when"],
-                    "lessons": body["lesson_titles"], "skills": body["skills"],
-                }
-            )  # fmt: skip
-    return found
+    from npu_tools.deployment.machine import failure_of
+
+    attempts = state.attempts_of(upcoming)
+    return [failure_of(entry) for entry in attempts if not entry.body["passed"] and not entry.body["trial"]]
 
 
 def _step(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from npu_tools.air import Program, parse_program
 from npu_tools.arrays import signature
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
-from npu_tools.jobs.records import read_json, write_json
+from npu_tools.jobs.records import file_digest, read_json, write_json
 from npu_tools.requests import CompileRequest
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compile_program(request: CompileRequest, teller: Teller | None = None) -> di
     key = artefact_key(request, target.name)
     folder = Path(request.cache) / key
     manifest = read_json(folder / MANIFEST_FILE)
-    if manifest is not None and _digest(folder / PROGRAM_FILE) == manifest.get("program_digest"):
+    if manifest is not None and file_digest(folder / PROGRAM_FILE) == manifest.get("program_digest"):
         return {**manifest["answer"], "cached": True, "wall_s": round(time.monotonic() - started, 3)}
     report = check_program_text(request.program.text, request.program.name, target)
     answer: dict[str, Any] = {
@@ -85,7 +85,7 @@ def read_artefact(folder: Path) -> str:
     manifest = read_json(folder / MANIFEST_FILE)
     if manifest is None:
         raise UnusableInput(f"{folder} is no artefact of 'compile': it has no readable {MANIFEST_FILE}")
-    if _digest(folder / PROGRAM_FILE) != manifest.get("program_digest"):
+    if file_digest(folder / PROGRAM_FILE) != manifest.get("program_digest"):
         raise UnusableInput(f"{folder / PROGRAM_FILE} is not what was compiled; compile it again")
     return (folder / PROGRAM_FILE).read_text(encoding="utf-8")
 
@@ -137,17 +137,15 @@ def _keep(folder: Path, text: str, key: str, answer: dict[str, Any]) -> None:
             stored = {**answer, "artefact": str(folder)}
             write_json(
                 folder / MANIFEST_FILE,
-                {"key": key, "program_digest": _digest(program), "toolchain": toolchain_identity(), "answer": stored},
+                {
+                    "key": key,
+                    "program_digest": file_digest(program),
+                    "toolchain": toolchain_identity(),
+                    "answer": stored,
+                },
             )
     except OSError as error:
         raise UnusableInput(f"cannot write the artefact cache {folder.parent}: {error.strerror or error}") from None
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 def _version(name: str) -> str:

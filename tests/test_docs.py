@@ -78,10 +78,10 @@ def test_no_text_names_a_machine_path_or_a_registry_host() -> None:
     for folder in ("kb", "npu_tools", "mcp_server", "harvest", "kernels", "docs", "tests"):
         texts += [path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS and "corpus" not in path.parts]
     for path in texts:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        found = (
-            None
-            if path == Path(__file__).resolve()
-            else re.search(r"/root/\w|(?<![\w.])/work/\w|/tmp/v/|pypi\.org|registry\.npmjs\.org|deb\.debian\.org", text)
-        )
+        if path == Path(__file__).resolve():
+            continue
+        # The questions under data/ quote logs, in which people build in /tmp/x/.
+        scratch = "" if "data" in path.parts else r"/tmp/\w/|"
+        machine = rf"{scratch}/root/\w|(?<![\w.])/work/\w|pypi\.org|registry\.npmjs\.org|deb\.debian\.org"
+        found = re.search(machine, path.read_text(encoding="utf-8", errors="replace"))
         assert found is None, f"{path}: {found}"

@@ -13,18 +13,17 @@ from npu_tools.recipes import sibling
 Array = NDArray[Any]
 
 _plain = sibling(__file__, "rms_gemms_rope", "reference")
+_prefill = sibling(__file__, "rms_qkv_bias_rope", "reference")
 
 
 def inputs(rng: np.random.Generator, shape: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Array]:
-    """Tables for the first positions, a norm weight near one."""
-    return dict(_plain.inputs(rng, shape, settings))
+    """As in a prefill, for one position."""
+    return dict(_prefill.inputs(rng, shape, settings))
 
 
 def reference(tensors: Mapping[str, Array], shape: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Array]:
     """Every output, as float32."""
     del shape
     normed = _plain.normalised(tensors, settings)
-    made: dict[str, Array] = {name: tensors[f"w{name}"].astype(np.float32) @ normed for name in ("q", "k", "v")}
-    made |= {f"{name}_biased": made[name] + tensors[f"{name}_bias"].astype(np.float32) for name in ("q", "k", "v")}
-    turned = _plain.turned({name: made[f"{name}_biased"] for name in ("q", "k")}, tensors, settings)
-    return {"normed": normed, **made, **turned}
+    projected = {name: tensors[f"w{name}"].astype(np.float32) @ normed for name in ("q", "k", "v")}
+    return {"normed": normed, **_prefill.composed(projected, tensors, settings)}

@@ -28,11 +28,19 @@ def reference(tensors: Mapping[str, Array], shape: Mapping[str, int], settings: 
     """Every output, as float32."""
     del shape
     normed = _plain.normalised(tensors, settings)
-    made: dict[str, Array] = {name: normed @ tensors[f"w{name}"].astype(np.float32) for name in ("q", "k", "v")}
+    projected = {name: normed @ tensors[f"w{name}"].astype(np.float32) for name in ("q", "k", "v")}
+    return {"normed": normed, **composed(projected, tensors, settings)}
+
+
+def composed(
+    projected: Mapping[str, Array], tensors: Mapping[str, Array], settings: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The projections "q", "k", "v" with what follows them."""
+    made = dict(projected)
     width, eps = int(settings["head_dim"]), float(settings["eps"])
     for name in ("q", "k"):
         heads = made[name].reshape(-1, width)
         scaled = _rms.normalised(heads, tensors[f"{name}_norm_weight"], eps).astype(np.float32)
         made[f"{name}_normed"] = scaled.reshape(made[name].shape)
     turned = _plain.turned({name: made[f"{name}_normed"] for name in ("q", "k")}, tensors, settings)
-    return {"normed": normed, **made, **turned}
+    return {**made, **turned}

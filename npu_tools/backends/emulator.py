@@ -8,21 +8,20 @@ Times are modelled, never measured. A program the legality check refuses is not 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from npu_tools.air import Program, parse_program
+from npu_tools.air import Program
 from npu_tools.arrays import Argument, signature
+from npu_tools.backends.programs import chosen_outputs, kernel_key, parsed, program_digest
 from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRun, Refused
 from npu_tools.check import CheckOptions, check_program
 from npu_tools.device import device as find_device
 from npu_tools.emulator.bound import BoundInputs
 from npu_tools.emulator.prepared import PreparedProgram
 from npu_tools.emulator.run import choose_function
-from npu_tools.errors import ProgramSyntaxError, UnusableInput
+from npu_tools.errors import UnusableInput
 from npu_tools.estimate import estimate_run
 from npu_tools.findings import Finding
 
@@ -66,8 +65,8 @@ class EmulatorBackend:
         Raises:
             UnusableInput: no function to start from, or an output position that is none.
         """
-        digest = _digest(program, options)
-        key = f"{digest}/{name}/{'all' if outputs is None else ','.join(map(str, outputs))}"
+        digest = program_digest(program, options)
+        key = kernel_key(digest, name, outputs)
         found = self._loaded.get(key)
         if found is None:
             found = self._load(program, name, options, outputs, digest)
@@ -77,18 +76,14 @@ class EmulatorBackend:
     def _load(
         self, text: str, name: str, options: Mapping[str, Any], outputs: Sequence[int] | None, digest: str
     ) -> EmulatedKernel | Refused:
-        try:
-            program = parse_program(text, f"{name}.mlir")
-        except ProgramSyntaxError as error:
-            return Refused(name, (Finding("error", "syntax", str(error), line=error.line, column=error.column),))
-        findings = tuple(check_program(program, self.device, _check_options(options)))
+        program = parsed(text, name)
+        if isinstance(program, Refused):
+            return program
+        findings = tuple(check_program(program, self.device, CheckOptions.of(options)))
         if any(finding.severity == "error" for finding in findings):
             return Refused(name, findings)
         arguments = tuple(signature(choose_function(program, None)))
-        memrefs = tuple(position for position, one in enumerate(arguments) if one.shape is not None)
-        wanted = memrefs if outputs is None else tuple(outputs)
-        if not set(wanted) <= set(memrefs):
-            raise UnusableInput(f"{name}: outputs {list(wanted)} are not all memrefs; those are {list(memrefs)}")
+        wanted = chosen_outputs(name, arguments, outputs)
         return EmulatedKernel(self, program, name, digest, arguments, wanted, findings)
 
 
@@ -180,17 +175,3 @@ def _named(kernel: EmulatedKernel, arrays: Mapping[int, Array]) -> dict[str, Arr
         if not 0 <= position < len(kernel.arguments):
             raise UnusableInput(f"{kernel.name} takes {len(kernel.arguments)} arguments; there is no number {position}")
     return {f"arg{position}": array for position, array in arrays.items()}
-
-
-def _check_options(options: Mapping[str, Any]) -> CheckOptions:
-    omit, form, stack = options.get("omit_pingpong"), options.get("output_format"), options.get("stack_size")
-    return CheckOptions(
-        omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
-        stack_bytes=stack if isinstance(stack, int) else None,
-        output_format=form if form in ("xclbin", "elf") else None,
-    )
-
-
-def _digest(program: str, options: Mapping[str, Any]) -> str:
-    said = json.dumps(dict(options), sort_keys=True, default=str)
-    return hashlib.sha256(f"{said}\n{program}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -91,12 +91,7 @@ def measure_layer(
                 processor.append((float(mine["processor"]), float(theirs["processor"])))
                 steps = dict(mine["steps"])
     except SideFailed as failed:
-        if failed.kind == "torch":
-            return NoPeer(
-                f"{python} has no torch ({failed}); give an interpreter that has it with --peer-python, "
-                "or install the extra: pip install 'herdbook[models]'"
-            )
-        return NoPeer(f"nothing measured: {failed}")
+        return failed.no_peer(python)
     return LayerMeasured(model, seq_len, fused, tuple(rounds), tuple(processor), first, steps, conditions)
 
 

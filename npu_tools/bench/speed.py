@@ -167,12 +167,7 @@ def measure_speed(
                 seconds = (tuple(rounds), binding, tuple(processor))
                 rows.append(SpeedRow(contest.name, told, contest.target, contest.peer, *seconds))
     except SideFailed as failed:
-        if failed.kind == "torch":
-            return NoPeer(
-                f"{python} has no torch ({failed}); give an interpreter that has it with --peer-python, "
-                "or install the extra: pip install 'herdbook[models]'"
-            )
-        return NoPeer(f"nothing measured: {failed}")
+        return failed.no_peer(python)
     return SpeedMeasured(tuple(rows), conditions)
 
 
@@ -194,6 +189,15 @@ class SideFailed(Exception):
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
         super().__init__(message)
+
+    def no_peer(self, python: str) -> NoPeer:
+        """Why nothing was measured, where `python` is the peer's interpreter."""
+        if self.kind == "torch":
+            return NoPeer(
+                f"{python} has no torch ({self}); give an interpreter that has it with --peer-python, "
+                "or install the extra: pip install 'herdbook[models]'"
+            )
+        return NoPeer(f"nothing measured: {self}")
 
 
 class Side:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from xdsl.ir import Operation
 
@@ -25,6 +25,17 @@ class CheckOptions:
     omit_pingpong: Literal["", "L1", "L2", "all"] | None = None
     stack_bytes: int | None = None
     output_format: Literal["xclbin", "elf"] | None = None
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> CheckOptions:
+        """What upstream's compile options say of them; `stack_size` is upstream's name, `stack_bytes` the recipes'."""
+        omit, form = options.get("omit_pingpong"), options.get("output_format")
+        stack = options.get("stack_size", options.get("stack_bytes"))
+        return CheckOptions(
+            omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
+            stack_bytes=stack if isinstance(stack, int) else None,
+            output_format=form if form in ("xclbin", "elf") else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

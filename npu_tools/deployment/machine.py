@@ -532,15 +532,15 @@ def _version() -> str:
 
 
 def failures_of(ran: Ran) -> Sequence[Mapping[str, Any]]:
-    """Failed attempts of a run as an agent reads them: what, why, what would count as fixed, where to look."""
-    found: list[Mapping[str, Any]] = []
-    for entry in ran.failures:
-        body = entry.body
-        found.append(
-            {
-                "line": entry.seq, "gate": body["gate"], "subject": body["subject"], "diagnosis": body["diagnosis"],
-                "criteria": [one for one in body["criteria"] if not one["ok"]], "fixed_when": body["fixed_when"],
-                "lessons": body["lesson_titles"], "skills": body["skills"],
-            }
-        )  # fmt: skip
-    return found
+    """Failed attempts of a run as an agent reads them."""
+    return [failure_of(entry) for entry in ran.failures]
+
+
+def failure_of(entry: Entry) -> dict[str, Any]:
+    """A failed attempt as an agent reads it: what, why, what would count as fixed, where to look."""
+    body = entry.body
+    return {
+        "line": entry.seq, "gate": body["gate"], "subject": body["subject"], "diagnosis": body["diagnosis"],
+        "criteria": [one for one in body["criteria"] if not one["ok"]], "fixed_when": body["fixed_when"],
+        "lessons": body["lesson_titles"], "skills": body["skills"],
+    }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +163,19 @@ class Builder:
         self.code.touches.append(touches)
         self.code.region_of.append(self.region)
         return len(self.code.instructions) - 1
+
+    def on_registers(self, op: Operation, registers: Mapping[SSAValue, int]) -> Instruction | None:
+        """The op's own instruction, not emitted, with its operands and results in other registers than theirs."""
+        own = {value: self.slots.get(value) for value in registers}
+        self.slots.update(registers)
+        try:
+            return self.machine.lowerings[op.name](op, self)
+        finally:
+            for value, slot in own.items():
+                if slot is None:
+                    del self.slots[value]
+                else:
+                    self.slots[value] = slot
 
     def here(self) -> int:
         """The pc of the next instruction."""

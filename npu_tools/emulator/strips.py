@@ -298,17 +298,7 @@ class _Strips:
         (result,) = op.results
         given = {operand: self.register(operand) for operand in op.operands}
         register = builder.fresh()
-        own = {value: builder.slots.get(value) for value in (*given, result)}
-        builder.slots.update(given)
-        builder.slots[result] = register
-        try:
-            instruction = builder.machine.lowerings[op.name](op, builder)
-        finally:
-            for value, slot in own.items():
-                if slot is None:
-                    del builder.slots[value]
-                else:
-                    builder.slots[value] = slot
+        instruction = builder.on_registers(op, {**given, result: register})
         if instruction is None:
             raise _NotStrips
         kept = self.varying if any(operand in self.varying for operand in op.operands) else self.still

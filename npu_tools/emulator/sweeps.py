@@ -300,17 +300,7 @@ class _Sweep:
         (result,) = op.results
         given = {operand: self.register(operand) for operand in op.operands}
         register = builder.fresh()
-        own = {value: builder.slots.get(value) for value in (*given, result)}
-        builder.slots.update(given)
-        builder.slots[result] = register
-        try:
-            instruction = builder.machine.lowerings[op.name](op, builder)
-        finally:
-            for value, slot in own.items():
-                if slot is None:
-                    del builder.slots[value]
-                else:
-                    builder.slots[value] = slot
+        instruction = builder.on_registers(op, {**given, result: register})
         if instruction is None:
             raise _NotSweep
         self.varying[result] = register

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -74,6 +75,24 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def file_digest(path: Path) -> str | None:
+    """SHA-256 of a file; None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def tail(path: Path, limit_bytes: int) -> str:
+    """The end of a text file, whatever its bytes; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit_bytes))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

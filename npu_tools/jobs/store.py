@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from npu_tools.errors import UnusableInput
-from npu_tools.jobs.records import ENDED, JobView, Progress, Stored, read_json, write_json
+from npu_tools.jobs.records import ENDED, JobView, Progress, Stored, read_json, tail, write_json
 
 MAX_WAIT_S = 30.0
 """Longest one call waits: clients give a tool call up after 60 s."""
@@ -80,7 +80,7 @@ class Jobs:
             progress=Progress.model_validate(read_json(place / "progress.json") or {}),
             wall_s=round(ended - stored.started_at, 3) if stored.started_at else 0.0,
             result=result,
-            output_tail=_tail(place / "output.log"),
+            output_tail=tail(place / "output.log", _TAIL_BYTES),
             folder=str(place),
         )
 
@@ -201,12 +201,3 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.Error:
         return
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -167,14 +167,7 @@ def run_refusals(recipe: Recipe) -> Iterator[RefusalRun]:
 
 def _options(recipe: Recipe, resolved: Resolved) -> CheckOptions:
     """How the program will be compiled, for the rules that depend on it."""
-    said = {**resolved.settings, **recipe.compile_options(resolved)}
-    omit, form = said.get("omit_pingpong"), said.get("output_format")
-    stack = said.get("stack_size", said.get("stack_bytes"))
-    return CheckOptions(
-        omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
-        stack_bytes=stack if isinstance(stack, int) else None,
-        output_format=form if form in ("xclbin", "elf") else None,
-    )
+    return CheckOptions.of({**resolved.settings, **recipe.compile_options(resolved)})
 
 
 def _modelled(recipe: Recipe, resolved: Resolved) -> float | None:

@@ -11,8 +11,6 @@ when they are wanted. After a failure that needs it, the process that talks to t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +22,9 @@ from weakref import WeakSet, finalize
 
 import numpy as np
 
-from npu_tools.air import Program, parse_program
+from npu_tools.air import Program
 from npu_tools.arrays import Argument, fitted, signature
+from npu_tools.backends.programs import chosen_outputs, kernel_key, parsed, program_digest
 from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRun, Refused
 from npu_tools.backends.xrt.compiling import Compiled, DeviceArtefact, compile_for_device
 from npu_tools.backends.xrt.machine import Machine, probe
@@ -36,7 +35,7 @@ from npu_tools.backends.xrt.toolchain import Toolchain
 from npu_tools.check import CheckOptions, check_program
 from npu_tools.device import device as find_device
 from npu_tools.emulator.run import choose_function
-from npu_tools.errors import ProgramSyntaxError, UnusableInput
+from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
 
 MARGIN = 7
@@ -106,8 +105,8 @@ class XrtBackend:
         Raises:
             UnusableInput: an option nobody has, an output position that is none, or no function to start from.
         """
-        digest = program_digest(program, options)
-        key = f"{digest}/{name}/{'all' if outputs is None else ','.join(map(str, outputs))}"
+        digest = program_digest(program, {k: v for k, v in options.items() if k not in OURS})
+        key = kernel_key(digest, name, outputs)
         found = self._loaded.get(key)
         if found is None:
             found = self._load(program, name, options, outputs, digest)
@@ -210,17 +209,13 @@ class XrtBackend:
     def _load(
         self, text: str, name: str, options: Mapping[str, Any], outputs: Sequence[int] | None, digest: str
     ) -> XrtKernel | Refused:
-        try:
-            program = parse_program(text, f"{name}.mlir")
-        except ProgramSyntaxError as error:
-            return Refused(name, (Finding("error", "syntax", str(error), line=error.line, column=error.column),))
+        program = parsed(text, name)
+        if isinstance(program, Refused):
+            return program
         function = choose_function(program, None)
         arguments = tuple(signature(function))
-        memrefs = tuple(position for position, one in enumerate(arguments) if one.shape is not None)
-        wanted = memrefs if outputs is None else tuple(outputs)
-        if not set(wanted) <= set(memrefs):
-            raise UnusableInput(f"{name}: outputs {list(wanted)} are not all memrefs; those are {list(memrefs)}")
-        findings = list(check_program(program, self.device, check_options(options)))
+        wanted = chosen_outputs(name, arguments, outputs)
+        findings = list(check_program(program, self.device, CheckOptions.of(options)))
         findings += argument_findings(arguments, self.device.value("buffer_object.offset_bytes"))
         if any(one.severity == "error" for one in findings):
             return Refused(name, tuple(findings))
@@ -460,22 +455,6 @@ def has_nan(array: Array) -> bool:
 def raw(array: Array) -> bytes:
     """An array's bytes as the device has them."""
     return np.ascontiguousarray(array).tobytes()
-
-
-def check_options(options: Mapping[str, Any]) -> CheckOptions:
-    """What the legality check wants to know of the compile options."""
-    omit, form, stack = options.get("omit_pingpong"), options.get("output_format"), options.get("stack_size")
-    return CheckOptions(
-        omit_pingpong=omit if omit in ("", "L1", "L2", "all") else None,
-        stack_bytes=stack if isinstance(stack, int) else None,
-        output_format=form if form in ("xclbin", "elf") else None,
-    )
-
-
-def program_digest(program: str, options: Mapping[str, Any]) -> str:
-    """Digest of text and options, the same as the emulator's: what results are traced to does not depend on the backend."""
-    said = json.dumps({k: v for k, v in options.items() if k not in OURS}, sort_keys=True, default=str)
-    return hashlib.sha256(f"{said}\n{program}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _bytes(argument: Argument) -> int:

@@ -36,7 +36,7 @@ from npu_tools.backends.xrt.toolchain import Toolchain, identify, known_releases
 from npu_tools.device import Device
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
-from npu_tools.jobs.records import read_json, write_json
+from npu_tools.jobs.records import file_digest, read_json, write_json
 
 PROGRAM_FILE, MANIFEST_FILE = "program.mlir", "manifest.json"
 TIMEOUT_S = 1800.0
@@ -145,7 +145,7 @@ def read_artefact(folder: Path) -> DeviceArtefact | None:
     """The artefact of a folder, if it is whole: every file there with the digest it was kept with."""
     manifest = read_json(folder / MANIFEST_FILE)
     kept = (manifest or {}).get("device_artefact")
-    if not kept or any(_digest(folder / name) != said for name, said in kept["files"].items()):
+    if not kept or any(file_digest(folder / name) != said for name, said in kept["files"].items()):
         return None
     insts = folder / kept["insts"] if kept["insts"] else None
     return DeviceArtefact(
@@ -315,12 +315,12 @@ def _keep(
             shutil.move(part, whole / f"aircc{ending}")
     kept = {
         "binary": plan.binary, "insts": plan.insts, "kernel": plan.kernel, "format": plan.format, "device": plan.device,
-        "function": plan.function, "files": {name: _digest(whole / name) for name in names},
+        "function": plan.function, "files": {name: file_digest(whole / name) for name in names},
     }  # fmt: skip
     write_json(
         whole / MANIFEST_FILE,
         {
-            "key": key, "program_digest": _digest(whole / PROGRAM_FILE), "toolchain": identify(toolchain).as_dict(),
+            "key": key, "program_digest": file_digest(whole / PROGRAM_FILE), "toolchain": identify(toolchain).as_dict(),
             "device_artefact": kept, "objects": dict(objects), "options": dict(plan.options),
             "findings": [one.as_dict() for one in findings if one.code.startswith("compiler-")],
         },
@@ -367,10 +367,3 @@ def _how(ended: Ended) -> str:
         except ValueError:
             return f"signal {-ended.code}"
     return f"exit code {ended.code}"
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None

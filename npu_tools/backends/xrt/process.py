@@ -19,6 +19,8 @@ from typing import Literal
 
 import psutil
 
+from npu_tools.jobs.records import tail
+
 MAX_TEXT_BYTES = 4_000_000
 """Most of a tool's output that is read back, from its end; the file holds all of it."""
 _POLL_S = 0.02
@@ -98,7 +100,9 @@ def _run(
         code = process.poll()
         if state == "done" and code != 0:
             state = "signal" if code is not None and code < 0 else "failed"
-        return Ended(state, code, tail(out), tail(err), time.monotonic() - started, stuck)
+        return Ended(
+            state, code, tail(out, MAX_TEXT_BYTES), tail(err, MAX_TEXT_BYTES), time.monotonic() - started, stuck
+        )
 
 
 def kill_family(pid: int) -> bool:
@@ -115,16 +119,6 @@ def kill_family(pid: int) -> bool:
             continue
     _, alive = psutil.wait_procs(family, timeout=_REAP_S)
     return not alive
-
-
-def tail(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
-    """The end of a text file, whatever its bytes."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _await(process: subprocess.Popen[bytes], until: float, cancelled: Callable[[], bool] | None) -> tuple[State, bool]:
