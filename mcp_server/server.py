@@ -158,13 +158,14 @@ def build_server(
         "herdbook", title="Herdbook", instructions=INSTRUCTIONS, version=herdbook_version(), log_level="WARNING",
         subscriptions=False,  # no list and no record announces a change, so none is promised
     )  # fmt: skip
+    places = Places(config.home, config.workspace, confined, config.toolchain)
     _add_asking(server, recall)
     _add_telling(server, recall, config)
-    add_npu_tools(server, Places(config.home, config.workspace, confined, config.toolchain), recall)
+    add_npu_tools(server, places, recall)
     _add_resources(server, recall)
     _add_prompts(server)
-    add_deployment(server, Places(config.home, config.workspace, confined, config.toolchain), config)
-    add_harvest(server, Places(config.home, config.workspace, confined, config.toolchain), recall)
+    add_deployment(server, places, config)
+    add_harvest(server, places, recall)
     add_skills(server, config.skills)
     if warm:
         recall.warm()
