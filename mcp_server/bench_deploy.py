@@ -56,7 +56,9 @@ class Row:
     @property
     def ok(self) -> bool:
         """Whether every run passed what it was asked, and the ELFs are upstream's."""
-        return all(run["ok"] for run in self.runs)
+        return all(run["ok"] for run in self.runs) and all(
+            ours == upstream for ours, upstream in (self.prefill_elfs, self.decode_elfs)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -175,12 +177,23 @@ def _run(name: str, workspace: Path, limits: Limits, whole: int, timeout: float,
         answer = {"error": f"stopped after {timeout:.0f} s; run the bench again to go on"}
     except ValueError as error:
         answer = {"error": str(error)}
-    wall = round(time.monotonic() - started, 1)
     return {
-        "limits": limits.words(whole), "wall_s": wall, "ok": bool(answer.get("ok")),
+        "limits": limits.words(whole), "wall_s": _wall_s(workspace, time.monotonic() - started), "ok": bool(answer.get("ok")),
         "summary": str(answer.get("summary") or answer.get("error") or ""), "workspace": str(workspace),
         **_figures(workspace, limits),
     }  # fmt: skip
+
+
+def _wall_s(workspace: Path, seconds: float) -> float:
+    """Seconds of this run and of those it goes on from, kept beside the workspace."""
+    kept = workspace.with_suffix(workspace.suffix + ".wall_s")
+    try:
+        before = float(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = 0.0
+    whole = round(before + seconds, 1)
+    kept.write_text(f"{whole}\n", encoding="utf-8")
+    return whole
 
 
 def _figures(workspace: Path, limits: Limits) -> dict[str, Any]:
