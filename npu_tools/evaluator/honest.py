@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_tools.errors import UnusableInput
+from npu_tools.process import run_child
 
 TINY: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 2, "hidden_size": 256,
@@ -58,17 +59,10 @@ def make_honest(making: Making) -> Path:
         path.write_text(json.dumps(asdict(making)), encoding="utf-8")
         if making.stop_at:
             _killed(making, path)
-        done = subprocess.run(  # noqa: S603
-            _command(making, path),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-1500:]
-        raise UnusableInput(f"the deployment in {making.folder} ended with {done.returncode}: {said}")
+        done = run_child(_command(making, path), timeout_s=TIMEOUT_S)
+    if not done.ok:
+        said = done.text.strip()[-1500:]
+        raise UnusableInput(f"the deployment in {making.folder} ended with {done.code}: {said}")
     return Path(making.folder)
 
 

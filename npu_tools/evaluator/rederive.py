@@ -7,7 +7,6 @@ hands back files.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from npu_tools.arrays import read_arrays, write_arrays
 from npu_tools.errors import NpuToolsError
 from npu_tools.evaluator.reasons import Reason
 from npu_tools.gate import judge
+from npu_tools.process import run_child
 from npu_tools.recipes import Recipe, Resolved, recipe
 
 Array = NDArray[Any]
@@ -64,26 +64,19 @@ class Checked:
 def work(jobs: Sequence[Mapping[str, Any]], place: Path, timeout_s: float) -> list[dict[str, Any]]:
     """The answers of a worker process, one a job; a job it never came to says why."""
     place.mkdir(parents=True, exist_ok=True)
-    asked, answered, log = place / "asked.json", place / "answered.json", place / "log.txt"
+    asked, answered, log = place / "asked.json", place / "answered.json", place / "log"
     asked.write_text(json.dumps({"jobs": list(jobs)}), encoding="utf-8")
     answered.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "npu_tools.evaluator.worker", str(asked), str(answered)]
-    ended = ""
-    with log.open("wb") as words:
-        try:
-            done = subprocess.run(  # noqa: S603
-                command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, timeout=timeout_s, check=False
-            )
-            if done.returncode:
-                ended = f"its process ended with {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"it took over {timeout_s:.0f} s"
+    done = run_child(command, timeout_s=timeout_s, log=log)
+    ended = f"it took over {timeout_s:.0f} s" if done.state == "timeout" else ""
+    if done.state not in ("done", "timeout"):
+        ended = f"its process ended with {done.code}"
     try:
         answers: list[dict[str, Any]] = json.loads(answered.read_text(encoding="utf-8"))["answers"]
     except (OSError, ValueError, KeyError):
         answers = []
-    tail = log.read_text(encoding="utf-8", errors="replace").strip()[-TAIL:]
-    lost = {"ok": False, "lost": True, "reason": f"{ended or 'no answer'}; {tail}".rstrip("; ")}
+    lost = {"ok": False, "lost": True, "reason": f"{ended or 'no answer'}; {done.text.strip()[-TAIL:]}".rstrip("; ")}
     return [*answers, *[lost] * (len(jobs) - len(answers))]
 
 

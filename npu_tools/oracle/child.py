@@ -7,7 +7,6 @@ the process really holds: limits of the operating system exist on POSIX only and
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any, Literal, cast
 import psutil
 
 from npu_tools.oracle.requests import Request
+from npu_tools.process import run_child
 
 State = Literal["done", "refused", "failed", "timeout", "memory", "cancelled"]
 LOOK_EVERY_S = 0.1
@@ -49,23 +49,20 @@ def run_oracle(
 ) -> OracleResult:
     """The oracle's answer from a child process of `python` (this one by default; it needs torch and transformers,
     but for stages without comparison). Refusals, limits and crashes are results, not exceptions."""
-    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oracle-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        asked, answered, log = folder / "request.json", folder / "answer.json", folder / "log.txt"
+        asked, answered, log = folder / "request.json", folder / "answer.json", folder / "log"
         asked.write_text(request.model_dump_json(), encoding="utf-8")
         command = [str(python or sys.executable), "-P", "-m", "npu_tools.oracle", str(asked), str(answered)]
-        with log.open("wb") as words:
-            try:
-                process = subprocess.Popen(  # noqa: S603
-                    command, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT
-                )
-            except OSError as error:
-                return OracleResult("failed", False, f"{command[0]} cannot be started: {error.strerror or error}")
-            state, peak = _watch(process, folder / "progress.json", started + timeout_s, memory_mb, cancelled, progress)
-        wall = round(time.monotonic() - started, 3)
-        peak_mb = round(peak / 1e6, 1)
+        look = _Look(folder / "progress.json", memory_mb, progress)
+        ended = run_child(command, timeout_s=timeout_s, log=log, cancelled=cancelled, watch=look)
+        wall, peak_mb = round(ended.wall_s, 3), round(look.peak / 1e6, 1)
         answer = _read(answered)
+        state: Literal["timeout", "memory", "cancelled"] | None = None
+        if ended.state == "timeout":
+            state = "timeout"
+        elif ended.state == "cancelled":
+            state = "memory" if look.over else "cancelled"
         if state is not None:
             told = {
                 "timeout": f"the oracle took over {timeout_s:.0f} s and was ended",
@@ -73,48 +70,36 @@ def run_oracle(
                 "cancelled": "the oracle was stopped as asked",
             }[state]
             return OracleResult(state, False, told, {}, wall, peak_mb)
-        if process.returncode == 0 and answer:
+        if ended.ok and answer:
             return OracleResult("done", bool(answer.get("ok")), _why(answer), answer, wall, peak_mb)
         if answer.get("findings"):
             return OracleResult("refused", False, answer["findings"][0]["message"], answer, wall, peak_mb)
-        said = answer.get("error") or log.read_text(encoding="utf-8", errors="replace").strip()[-TAIL:]
-        ended = f"its process ended with {process.returncode}" if not said else str(said)
-        return OracleResult("failed", False, ended, answer, wall, peak_mb)
+        unstarted = f"cannot be started: {ended.err}" if ended.state == "missing" else ""
+        said = answer.get("error") or unstarted or ended.text.strip()[-TAIL:] or f"its process ended with {ended.code}"
+        return OracleResult("failed", False, str(said), answer, wall, peak_mb)
 
 
-def _watch(
-    process: subprocess.Popen[bytes],
-    told: Path,
-    until: float,
-    memory_mb: float,
-    cancelled: Callable[[], bool] | None,
-    progress: Callable[[float, float, str], None] | None,
-) -> tuple[Literal["timeout", "memory", "cancelled"] | None, int]:
-    """Wait for the end, or bring it about; with the most memory seen, in bytes."""
-    peak, last = 0, ""
-    while True:
-        try:
-            process.wait(LOOK_EVERY_S)
-            return None, peak
-        except subprocess.TimeoutExpired:
-            pass
-        peak = max(peak, _held(process.pid))
-        reason: Literal["timeout", "memory", "cancelled"] | None = None
-        if cancelled is not None and cancelled():
-            reason = "cancelled"
-        elif time.monotonic() > until:
-            reason = "timeout"
-        elif peak > memory_mb * 1e6:
-            reason = "memory"
-        if reason is not None:
-            process.kill()
-            process.wait()
-            return reason, peak
-        if progress is not None:
-            seen = _read(told)
-            if seen and seen.get("note") != last:
-                last = str(seen.get("note"))
-                progress(float(seen["done"]), float(seen["total"]), last)
+class _Look:
+    """Looks after the oracle while it runs: what it holds, and how far it says it is. True once it holds too much."""
+
+    def __init__(
+        self, told: Path, memory_mb: float, progress: Callable[[float, float, str], None] | None
+    ) -> None:  # fmt: skip
+        self._told, self._limit, self._progress = told, memory_mb * 1e6, progress
+        self._last, self._next = "", 0.0
+        self.peak, self.over = 0, False
+
+    def __call__(self, pid: int) -> bool:
+        if time.monotonic() < self._next:
+            return False
+        self.peak = max(self.peak, _held(pid))
+        self.over = self.peak > self._limit
+        seen = _read(self._told) if self._progress is not None else {}
+        if self._progress is not None and seen and seen.get("note") != self._last:
+            self._last = str(seen.get("note"))
+            self._progress(float(seen["done"]), float(seen["total"]), self._last)
+        self._next = time.monotonic() + LOOK_EVERY_S
+        return self.over
 
 
 def _held(pid: int) -> int:

@@ -31,12 +31,12 @@ from npu_tools.backends.xrt.external import Wanted, build_object, source_digest,
 from npu_tools.backends.xrt.machine import free_mb
 from npu_tools.backends.xrt.options import INPUT, CompilePlan, plan_compile
 from npu_tools.backends.xrt.outcomes import first_error, outcome, read_log, warnings_in
-from npu_tools.backends.xrt.process import Ended, run_child
 from npu_tools.backends.xrt.toolchain import Toolchain, identify, known_releases, peano_folder, pinned
 from npu_tools.device import Device
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
 from npu_tools.jobs.records import file_digest, read_json, write_json
+from npu_tools.process import Ended, run_child
 
 PROGRAM_FILE, MANIFEST_FILE = "program.mlir", "manifest.json"
 TIMEOUT_S = 1800.0

@@ -33,10 +33,10 @@ from xdsl.ir import Attribute
 
 from npu_tools.air import Program
 from npu_tools.backends.xrt.outcomes import first_error, outcome, read_log
-from npu_tools.backends.xrt.process import run_child
 from npu_tools.backends.xrt.toolchain import Toolchain, aie_include, identify, peano_folder
 from npu_tools.errors import UnusableInput
 from npu_tools.findings import Finding
+from npu_tools.process import run_child
 
 BUILD_S = 300.0
 """Longest one object may take; the largest of upstream's (attention) takes some seconds."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from npu_tools.backends.xrt import smi
-from npu_tools.backends.xrt.process import run_child
 from npu_tools.backends.xrt.toolchain import Toolchain
+from npu_tools.process import run_child
 
 RESET_S = 60
 """Seconds between two resets by the driver: AIE2_HW_RESET_MIN_INTERVAL_MS."""

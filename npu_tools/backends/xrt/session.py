@@ -25,10 +25,10 @@ from typing import Any, cast
 from npu_tools.backends.xrt.compiling import DeviceArtefact
 from npu_tools.backends.xrt.lock import holders, lock_paths
 from npu_tools.backends.xrt.outcomes import first_error, outcome, read_log
-from npu_tools.backends.xrt.process import kill_family
 from npu_tools.backends.xrt.toolchain import Toolchain
 from npu_tools.findings import Finding
 from npu_tools.jobs.records import tail
+from npu_tools.process import kill_family
 
 _POLL_S = 0.02
 _TEXT = 600

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from npu_tools.backends.xrt.process import Ended, run_child
 from npu_tools.backends.xrt.toolchain import PROBE_S, Toolchain
+from npu_tools.process import Ended, run_child
 
 Target = Literal["npu1", "npu2"]
 ARCHITECTURES: dict[str, Target] = {"aie2": "npu1", "aie2p": "npu2"}

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from npu_tools.backends.xrt.process import Ended, run_child
+from npu_tools.process import Ended, run_child
 
 PROBE_S = 15.0
 """Longest a probe of one tool may take; mlir-air gives xrt-smi 10 s (python/air/backend/xrt.py)."""

@@ -60,15 +60,26 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     log: Path | None = None,
     cancelled: Callable[[], bool] | None = None,
+    watch: Callable[[int], bool] | None = None,
 ) -> Ended:
     """Run a command to its end, its time limit or a cancel request; never raises for what the command does.
 
-    `log` keeps both streams under `<log>.out` and `<log>.err`.
+    `log` keeps both streams under `<log>.out` and `<log>.err`. `watch` is shown the process's number every 20 ms; when it
+    says True the child is ended as if cancelled.
     """
     try:
-        return _run(command, time.monotonic(), timeout_s, folder, environment, log, cancelled)
+        return _run(command, time.monotonic(), timeout_s, folder, environment, log, _asked(cancelled, watch))
     except OSError as error:  # no room for its output
         return Ended("missing", None, "", f"{command[0]}: {error.strerror or error}", 0.0)
+
+
+def _asked(cancelled: Callable[[], bool] | None, watch: Callable[[int], bool] | None) -> Callable[[int], bool]:
+    """Both ways of ending a child as one."""
+
+    def asked(pid: int) -> bool:
+        return (cancelled is not None and cancelled()) or (watch is not None and watch(pid))
+
+    return asked
 
 
 def _run(
@@ -78,7 +89,7 @@ def _run(
     folder: Path | None,
     environment: Mapping[str, str] | None,
     log: Path | None,
-    cancelled: Callable[[], bool] | None,
+    asked: Callable[[int], bool],
 ) -> Ended:
     with tempfile.TemporaryDirectory(prefix="herdbook-") as scratch:
         base = log if log is not None else Path(scratch) / "child"
@@ -96,7 +107,11 @@ def _run(
                 )
             except OSError as error:
                 return Ended("missing", None, "", f"{command[0]}: {error.strerror or error}", 0.0)
-            state, stuck = _await(process, started + timeout_s, cancelled)
+            try:
+                state, stuck = _await(process, started + timeout_s, asked)
+            except BaseException:  # a Ctrl-C does not reach a session of its own
+                kill_family(process.pid)
+                raise
         code = process.poll()
         if state == "done" and code != 0:
             state = "signal" if code is not None and code < 0 else "failed"
@@ -121,12 +136,12 @@ def kill_family(pid: int) -> bool:
     return not alive
 
 
-def _await(process: subprocess.Popen[bytes], until: float, cancelled: Callable[[], bool] | None) -> tuple[State, bool]:
+def _await(process: subprocess.Popen[bytes], until: float, asked: Callable[[int], bool]) -> tuple[State, bool]:
     while process.poll() is None:
         stopped: State | None = None
         if time.monotonic() >= until:
             stopped = "timeout"
-        elif cancelled is not None and cancelled():
+        elif asked(process.pid):
             stopped = "cancelled"
         if stopped is not None:
             gone = kill_family(process.pid)
