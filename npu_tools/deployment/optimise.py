@@ -1,7 +1,8 @@
 """Phases 4 and 5: optimisations one at a time; what passes the gate and is faster stays, the rest is taken back.
 
-A step is tried on top of what was kept before it. It is gated with the first prompt; all prompts are gated again at
-the end with everything that was kept. A phase that was killed goes on behind the steps already in the ledger.
+A step is tried on top of what was kept before it. It is gated with the first prompt, and on a device timed then, in runs
+of their own; all prompts are gated again at the end with everything that was kept. A phase that was killed goes on behind
+the steps already in the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from npu_tools.deployment.ledger import Entry
 from npu_tools.deployment.site import BUFFERS, Ended, Judging, Site
 from npu_tools.deployment.state import STEPS
 from npu_tools.deployment.steps import BASELINE, Deployed, Times, Ways, combined, kept
-from npu_tools.errors import NpuToolsError, RunStopped
+from npu_tools.errors import NotMeasured, NpuToolsError, RunStopped
 
 What = Literal["prefill", "decode"]
 
@@ -42,7 +43,7 @@ def optimise(site: Site, number: int, what: What) -> Ended:
         entry = _try(site, number, what, name, ways, before)
         if entry.body["kept"]:
             ways, before = ways.with_step(name), float(entry.body["after_us"])
-    return _whole(site, number, what, ways, _of(baseline, what))
+    return _whole(site, number, what, ways, baseline)
 
 
 def _measures(site: Site) -> bool:
@@ -51,7 +52,7 @@ def _measures(site: Site) -> bool:
 
 
 def _timed(site: Site, number: int, what: What, ways: Ways) -> tuple[Times, Entry | None]:
-    """What a way takes; on a device it is run for that, with the first prompt, which is an attempt like any other."""
+    """What a way takes; on a device it is gated for that, with the first prompt, which is an attempt like any other."""
     deployed = _way(site, ways, what)
     if not _measures(site):
         return deployed.time(site), None
@@ -67,11 +68,12 @@ def _try(site: Site, number: int, what: What, name: str, ways: Ways, before: flo
     before_is = "measured" if _measures(site) else "modelled"
 
     def ended(
-        keep: bool, why: str, after: float | None = None, gate: Entry | None = None, timing: str = before_is
+        keep: bool, why: str, after: float | None = None, gate: Entry | None = None, times: Times | None = None
     ) -> Entry:
         body = {
             "name": name, "before_us": round(before, 3), "after_us": None if after is None else round(after, 3),
-            "timing": timing, "gate_seq": None if gate is None else gate.seq, "kept": keep, "why": why,
+            "timing": before_is, "gate_seq": None if gate is None else gate.seq, "kept": keep, "why": why,
+            **({"measurement": times.how} if times is not None and times.how else {}),
         }  # fmt: skip
         entry = site.ledger.append("step", number, body)
         _decide(site, number, name, keep, why)
@@ -91,14 +93,16 @@ def _try(site: Site, number: int, what: What, name: str, ways: Ways, before: flo
         gate, times = _gate(site, number, what, then, name)
     except RunStopped:
         raise
+    except NotMeasured as error:
+        return ended(False, f"it cannot be timed: {of_error(error).message}")
     except NpuToolsError as error:
         return ended(False, f"it cannot be built: {of_error(error).message}")
-    after = _of(times, what)
+    after = _of(times, what) if times.timing == before_is else None
     if not gate.body["passed"]:
-        return ended(False, f"the token gate fails with it: {brief(gate.body)}", after, gate, times.timing)
-    if after >= before:
-        return ended(False, f"not faster: {before:.1f} → {after:.1f} µs {times.timing}", after, gate, times.timing)
-    return ended(True, f"{before / after:.2f} times as fast", after, gate, times.timing)
+        return ended(False, f"the token gate fails with it: {brief(gate.body)}", after, gate)
+    if after is None or after >= before:
+        return ended(False, f"not faster: {before:.1f} → {_of(times, what):.1f} µs {times.timing}", after, gate, times)
+    return ended(True, f"{before / after:.2f} times as fast", after, gate, times)
 
 
 def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) -> tuple[Entry, Times]:
@@ -108,7 +112,7 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
     prompts, steps = oracle_runs.prompts(site, dims)[:1], oracle_runs.steps_of(site)
     place = site.place(number, what)
     lens = token_gate.LayerLens(len(prompts[0]))
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens.tap)
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens)
     judging = site.judging(number, dims.head_dim)
     judging.measure("token_sets", gated.passed, gated.reason)
     times = deployed.time(site, gated)
@@ -118,7 +122,7 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
     return _record(site, number, what, judging, subject, started, why, gated, times, deployed, trial=trial), times
 
 
-def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> Ended:
+def _whole(site: Site, number: int, what: What, ways: Ways, baseline: Times) -> Ended:
     """All prompts with everything that was kept; decode on top of what prefill kept, which is what will be deployed."""
     started = time.monotonic()
     dims = site.dims()
@@ -126,12 +130,13 @@ def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> 
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     place = site.place(number, what)
     lens = token_gate.LayerLens(len(prompts[0]))
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens.tap)
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, lens)
     times = deployed.time(site, gated)
     judging = site.judging(number, dims.head_dim)
     judging.measure("token_sets", gated.passed, gated.reason)
-    share = _of(times, what) / baseline if baseline else None
-    judging.measure("faster", share, f"{baseline:.1f} → {_of(times, what):.1f} µs {times.timing}")
+    before, after = _of(baseline, what), _of(times, what)
+    comparable = before > 0 and times.timing == baseline.timing
+    judging.measure("faster", after / before if comparable else None, f"{before:.1f} → {after:.1f} µs {times.timing}")
     state = site.state
     recorded = [entry for entry in state.steps if entry.phase == number and entry.seq >= state.since(number)]
     names = {str(entry.body["name"]) for entry in recorded}
@@ -148,7 +153,7 @@ def _whole(site: Site, number: int, what: What, ways: Ways, baseline: float) -> 
     if not entry.body["passed"]:
         return Ended(False, brief(entry.body))
     held = ", ".join(name for name, on in ways.as_dict().items() if on)
-    return Ended(True, f"{what} {baseline / 1e3:.2f} → {_of(times, what) / 1e3:.2f} ms ({times.timing}) with {held}")
+    return Ended(True, f"{what} {before / 1e3:.2f} → {after / 1e3:.2f} ms ({times.timing}) with {held}")
 
 
 def _record(

@@ -211,6 +211,10 @@ class Site:
             self._runner = (repr(request), self.world.runner(request, self.weights(), meter))
         return self._runner[1]
 
+    def processes(self, request: RunnerRequest, prompts: int) -> int:
+        """How many processes may take prompts through this model at once; a device is one."""
+        return self.world.processes(request, prompts) if self.backend_name == "emulator" else 1
+
     def pause(self) -> None:
         """A place where the work can be stopped.
 

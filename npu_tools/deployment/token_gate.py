@@ -1,6 +1,6 @@
 """The token gate: greedy tokens of the device against Hugging Face bf16, prompt by prompt, and what it took.
 
->>> run = run_gate(site, request, meter, prompts, steps)
+>>> run = run_gate(site, request, meter, prompts, steps, folder)
 >>> run.passed, run.prefill.total_us, run.decode_us
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from npu_tools.deployment import oracle_runs
 from npu_tools.deployment.closeness import closeness, device_failure
 from npu_tools.deployment.diagnosis import Diagnosis
 from npu_tools.deployment.metering import Meter, Reading
+from npu_tools.deployment.prompt_crew import Crew, Job
+from npu_tools.deployment.prompt_runs import PromptRun, decode_inputs, earlier_decodes, run_prompt
 from npu_tools.deployment.site import Site, save
 from npu_tools.deployment.workspace import write_json
-from npu_tools.deployment.world import Array, RunnerRequest, Tap
+from npu_tools.deployment.world import Array, RunnerRequest
 from npu_tools.errors import NpuToolsError, UnusableInput
 from npu_tools.gate.tokens import GATE_K, judge_tokens, top_k
 
@@ -40,12 +42,16 @@ class PromptOutcome:
     finite: bool
     tokens: tuple[int, ...]
     reference: tuple[int, ...]
+    follows: str | None = None
+    """What decode followed from: programs, weights, caches and the first token, as one digest."""
+    taken_from: int | None = None
+    """The line of the ledger whose decode was taken over, after its first token was run again and was the same."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "passed": self.passed, "reason": self.reason, "step": self.step, "same": self.same,
-            "decisive": self.decisive, "finite": self.finite,
+            "decisive": self.decisive, "finite": self.finite, "follows": self.follows, "taken_from": self.taken_from,
         }  # fmt: skip
 
 
@@ -77,7 +83,16 @@ class GateRun:
         if self.failure is not None:
             return self.failure.message
         bad = next(((n, each) for n, each in enumerate(self.prompts) if not each.passed), None)
-        return f"prompt {bad[0]}: {bad[1].reason}" if bad else f"{len(self.prompts)} prompts agree"
+        if bad:
+            return f"prompt {bad[0]}: {bad[1].reason}"
+        taken = [each.taken_from for each in self.prompts if each.taken_from is not None]
+        lines = ", ".join(str(seq) for seq in sorted(set(taken)))
+        again = (
+            f"; decode of {len(taken)} taken over from line {lines}: same programs, weights, caches, token"
+            if taken
+            else ""
+        )
+        return f"{len(self.prompts)} prompts agree{again}"
 
     @property
     def decode_us(self) -> float:
@@ -100,57 +115,109 @@ def run_gate(
     prompts: Sequence[Sequence[int]],
     steps: int,
     folder: Path,
-    tap: Tap | None = None,
+    lens: LayerLens | None = None,
     *,
     only: int | None = None,
 ) -> GateRun:
-    """Greedy decoding of every prompt on the backend, held against the reference. `tap` sees the first prefill; `only`
+    """Greedy decoding of every prompt on the backend, held against the reference. `lens` sees the first prefill; `only`
     so many of the reference's `steps` tokens are generated."""
     started = time.monotonic()
-    answer = oracle_runs.greedy(site, prompts, steps)
-    if not answer.ok:
-        raise UnusableInput(f"the reference tokens could not be made: {answer.reason}")
-    references = [np.load(answer.folder / each["logits"]) for each in answer.answer["prompts"]]
-    steps = min(steps, only or steps)
+    wanted = min(steps, only or steps)
     meter.reset()
     empty = meter.reading()
+    ran = _run_all(site, request, meter, prompts, steps, wanted, lens)
     outcomes: list[PromptOutcome] = []
     chosen: list[dict[str, Any]] = []
-    first: tuple[Reading, Reading, int] = (empty, empty, 0)
+    for number, prompt in enumerate(prompts):
+        run = ran.runs.get(number)
+        if run is None:
+            break
+        reference = ran.references[number][:wanted]
+        made = compare(run.rows, reference, wanted)
+        outcomes.append(replace(made, follows=run.follows, taken_from=run.taken_from))
+        save(folder / f"prompt_{number:02d}_logits.npy", run.rows)
+        chosen.append(
+            {
+                "prompt": list(prompt), "tokens": list(made.tokens), "best": [top_k(row) for row in run.rows],
+                "reference_tokens": list(made.reference), "reference_best": [top_k(row) for row in reference],
+            }
+        )  # fmt: skip
+    zero = ran.runs.get(0)
+    first = (empty, empty, 0) if zero is None else (zero.prefill, zero.decode, zero.decoded)
+    if ran.failure is None:
+        write_json(folder / "tokens.json", {"prompts": chosen, "steps": wanted})
+    return GateRun(tuple(outcomes), *first, folder, time.monotonic() - started, ran.failure)
+
+
+@dataclass(slots=True)
+class _Ran:
+    """Prompts that were run, up to the first that failed, beside the reference's logits [steps, vocab]."""
+
+    references: list[Array]
+    runs: dict[int, PromptRun]
+    failure: Diagnosis | None = None
+
+
+def _run_all(
+    site: Site,
+    request: RunnerRequest,
+    meter: Meter,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    wanted: int,
+    lens: LayerLens | None,
+) -> _Ran:
+    """All prompts, in child processes where there is more than one core for them; what those leave undone is run here."""
+    inputs = decode_inputs(site, request, meter)
+    earlier = [[] if inputs is None else earlier_decodes(site, prompt) for prompt in prompts]
+    processes = 1 if meter.options.static else site.processes(request, len(prompts))
+    if processes == 1:
+        ran, left = _Ran(_references(site, prompts, steps), {}), list(range(len(prompts)))
+    else:
+        tapped = None if lens is None else lens.stage
+        job = Job(site.config(), site.source, request, meter.options, prompts, wanted, tapped, inputs, earlier)
+        with Crew(job, processes) as crew:
+            references = _references(site, prompts, steps)  # the oracle works beside them
+            crew.wait(site.pause, site.teller.progress)
+        ran, left = _Ran(references, crew.runs, crew.failure), crew.left
+        meter.digests.update(crew.digests)
+        if lens is not None:
+            for layer, array in crew.tapped.items():
+                lens.tap(layer, lens.stage, array)
     try:
-        runner = site.runner(request, meter)
-        for number, prompt in enumerate(prompts):
-            meter.reset()
-            logits = [np.asarray(runner.prefill(list(prompt), tap if number == 0 else None).logits, np.float32)]
-            prefill = meter.reading()
-            meter.reset()
-            while len(logits) < steps:
+        for number in left:
+
+            def each(step: int, number: int = number) -> None:
                 site.pause()
-                site.teller.progress(number * steps + len(logits), len(prompts) * steps, f"prompt {number}")
-                logits.append(np.asarray(runner.decode(top_k(logits[-1], 1)[0]), np.float32))
-            if number == 0:
-                first = (prefill, meter.reading(), steps - 1)
-            rows = np.stack([row.reshape(-1) for row in logits])
-            outcomes.append(compare(rows, references[number][:steps], steps))
-            save(folder / f"prompt_{number:02d}_logits.npy", rows)
-            chosen.append(
-                {
-                    "prompt": list(prompt), "tokens": list(outcomes[-1].tokens), "best": [top_k(row) for row in rows],
-                    "reference_tokens": list(outcomes[-1].reference),
-                    "reference_best": [top_k(row) for row in references[number][:steps]],
-                }
+                site.teller.progress(number * wanted + step, len(prompts) * wanted, f"prompt {number}")
+
+            ran.runs[number] = run_prompt(
+                site.runner(request, meter), meter, prompts[number], wanted, inputs=inputs, earlier=earlier[number],
+                tap=lens.tap if lens is not None and number == 0 else None, each=each,
             )  # fmt: skip
     except NpuToolsError as error:
         if site.teller.cancelled():
             raise
-        found = device_failure(meter) or Diagnosis("model", str(error), str(error))
-        return GateRun(tuple(outcomes), *first, folder, time.monotonic() - started, found)
-    write_json(folder / "tokens.json", {"prompts": chosen, "steps": steps})
-    return GateRun(tuple(outcomes), *first, folder, time.monotonic() - started)
+        ran.failure = device_failure(meter) or Diagnosis("model", str(error), str(error))
+    return ran
+
+
+def _references(site: Site, prompts: Sequence[Sequence[int]], steps: int) -> list[Array]:
+    """Hugging Face's logits by prompt [steps, vocab].
+
+    Raises:
+        UnusableInput: the oracle does not make them.
+    """
+    answer = oracle_runs.greedy(site, prompts, steps)
+    if not answer.ok:
+        raise UnusableInput(f"the reference tokens could not be made: {answer.reason}")
+    return [np.load(answer.folder / each["logits"]) for each in answer.answer["prompts"]]
 
 
 class LayerLens:
     """Each layer's output of the first prefill, and its cosine against the FP32 reference: looked at, never a gate."""
+
+    stage = "output"
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -158,7 +225,7 @@ class LayerLens:
 
     def tap(self, layer: int | None, stage: str, array: Array) -> None:
         """Hear of a stage."""
-        if layer is not None and stage == "output":
+        if layer is not None and stage == self.stage:
             self.outputs[layer] = np.asarray(array, np.float32)[: self.length].copy()
 
     def cosines(self, site: Site, tokens: list[int]) -> list[float]:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +62,10 @@ class RunnerLike(Protocol):
 
     def decode(self, token: int) -> Array:
         """One more token; logits [vocab]."""
+        ...
+
+    def decode_digest(self) -> str:
+        """What identifies the programs of decode and head, and what the caches hold."""
         ...
 
 
@@ -159,6 +165,10 @@ class World(Protocol):
         """A model loaded."""
         ...
 
+    def processes(self, request: RunnerRequest, prompts: int) -> int:
+        """How many processes may run this model at once, at most one a prompt."""
+        ...
+
     def stages(
         self, config: Mapping[str, Any], source: str, folder: Path, tokens: Sequence[int], *, depth: int | None,
         keep: Sequence[str] | None, compare: bool,
@@ -192,6 +202,8 @@ TEXTS = (
     "The sun rises in the east and sets in the",
 )
 """Prompts with a clear continuation: a close race in the reference says nothing about the device."""
+MEMORY_SHARE = 0.8
+"""Of the memory that is free now, what models running at once may take."""
 RANDOM_LENGTH = 12
 """Tokens of a prompt where there is no tokenizer."""
 
@@ -207,6 +219,8 @@ class RealWorld:
     progress: Callable[[float, float, str], None] | None = None
     xrt: Callable[[], Backend] | None = None
     """Opens the device's backend, where there is one."""
+    at_once: int | None = None
+    """Most processes that run the model at once; as many as there are cores without it."""
 
     def weights(self, source: str, config: Mapping[str, Any]) -> WeightsLike:
         """See World."""
@@ -241,6 +255,15 @@ class RealWorld:
         )  # fmt: skip
         runner.plan = _model_plan(request)
         return runner
+
+    def processes(self, request: RunnerRequest, prompts: int) -> int:
+        """See World. No more than there is memory for."""
+        import psutil
+
+        from npu_tools.models.runner import memory_bytes
+
+        room = int(psutil.virtual_memory().available * MEMORY_SHARE) // memory_bytes(request.dims)
+        return max(1, min(prompts, self.at_once or _cores(), room))
 
     def stages(
         self, config: Mapping[str, Any], source: str, folder: Path, tokens: Sequence[int], *, depth: int | None,
@@ -292,6 +315,11 @@ class RealWorld:
         if result.state == "cancelled":
             raise RunStopped("stopped by a cancel request")
         return OracleAnswer(result.state == "done", result.reason, folder, result.answer)
+
+
+def _cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _model_plan(request: RunnerRequest) -> ModelPlan:

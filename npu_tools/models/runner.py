@@ -11,6 +11,7 @@ made again for each layer, so that a 4B model runs in a few GB.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ Tap = Callable[[int | None, str, Array], None]
 """Hears of every stage: the layer (None outside), the stage, its array [seq, width]."""
 KEEP_BYTES = 5 << 30
 """Bound on weights kept in the emulator's float32; prefill and decode hold theirs apart."""
+
+
+def memory_bytes(dims: Dimensions) -> int:
+    """About what a runner on the emulator holds at most: its code, the embedding, the head, the weights it keeps."""
+    each = 4 * dims.layer_weights * dims.layers
+    kept = 2 * each if 2 * each <= KEEP_BYTES else each if each <= KEEP_BYTES else 0
+    return (400 << 20) + 3 * 4 * dims.vocab * dims.emb + kept + 3 * 4 * dims.layer_weights
 
 
 class TensorSource(Protocol):
@@ -164,6 +172,20 @@ class Runner:
             self._run_steps("decode", self.plan.decode, layer, stages, tap)
             hidden = stages["output"]
         return self._head(hidden, 0, tap)
+
+    def decode_digest(self) -> str:
+        """sha256 of what the next tokens follow from besides the weights and the token: the programs of decode and head
+        in order, what the host does between them, and the caches."""
+        digest = hashlib.sha256(f"{self.layers} {self.dtype}".encode())
+        phases: tuple[tuple[Phase, tuple[Step, ...]], ...] = (("decode", self.plan.decode), ("head", self.plan.head))
+        for phase, steps in phases:
+            for step in steps:
+                program = self.shelf.kernel(step, phase).kernel.digest if step.where == "npu" else ""
+                digest.update(f"{step!r} {program}\n".encode())
+        for cache in self.caches:
+            for kept in (cache.keys, cache.values):
+                digest.update(kept[:, : cache.length].tobytes())
+        return digest.hexdigest()
 
     def check(self) -> None:
         """Load every kernel of the plan, so that a refused one is known before weights are read.

@@ -22,7 +22,7 @@ def run(site: Site) -> Ended:
     deployed = Deployed.of(site, BASELINE)
     seen = token_gate.LayerLens(len(prompts[0]))
     place = site.place(3, "model")
-    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, seen.tap)
+    gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, seen)
     lens = seen.cosines(site, prompts[0])
     judging.measure("token_sets", gated.passed, gated.reason)
     judging.measure("finite", gated.finite)

@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 class QuickWorld:
     """The real plan, runner and emulator; the oracle without torch; an evaluator that says what it is told to."""
 
-    real: RealWorld = field(default_factory=lambda: RealWorld(KERNELS))
+    real: RealWorld = field(default_factory=lambda: RealWorld(KERNELS, at_once=1))
     verdict: dict[str, Any] = field(default_factory=lambda: {"verdict": "pass", "reasons": []})
     asked: list[str] = field(default_factory=list)
 
