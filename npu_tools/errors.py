@@ -5,12 +5,18 @@
     ├── UnknownDevice        no such device in devices.toml
     ├── UnknownKernel        no such kernel, or a shape it does not take
     ├── UnusableInput        arrays, configs or options that do not fit what they are for
-    └── RunStopped           a run was cancelled or hit its time or memory limit
+    ├── RunStopped           a run was cancelled or hit its time or memory limit
+    └── NotMeasured          a timed run failed on the device; carries the finding
 
 What an agent must act on (a refused design, a missed gate, a deadlock) is a value, not an exception.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npu_tools.findings import Finding
 
 
 class NpuToolsError(Exception):
@@ -40,6 +46,14 @@ class UnusableInput(NpuToolsError):
 
 class RunStopped(NpuToolsError):
     """A run was cancelled, or hit its time or memory limit."""
+
+
+class NotMeasured(NpuToolsError):
+    """A time could not be taken on the device; the finding says why."""
+
+    def __init__(self, message: str, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(message)
 
 
 class LedgerBroken(NpuToolsError):

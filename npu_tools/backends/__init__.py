@@ -5,6 +5,6 @@
 """
 
 from npu_tools.backends.emulator import EmulatorBackend
-from npu_tools.backends.protocol import Backend, BackendName, Bound, Kernel, KernelRun, RanOn, Refused
+from npu_tools.backends.protocol import Backend, BackendName, Bound, Kernel, KernelRun, Measured, RanOn, Refused
 
-__all__ = ["Backend", "BackendName", "Bound", "EmulatorBackend", "Kernel", "KernelRun", "RanOn", "Refused"]
+__all__ = ["Backend", "BackendName", "Bound", "EmulatorBackend", "Kernel", "KernelRun", "Measured", "RanOn", "Refused"]

@@ -15,7 +15,16 @@ from typing import Any, Literal, cast
 from npu_tools.air import Program
 from npu_tools.arrays import Argument, signature
 from npu_tools.backends.programs import chosen_outputs, kernel_key, parsed, program_digest
-from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRun, Refused
+from npu_tools.backends.protocol import (
+    ITERATIONS,
+    NO_OPTIONS,
+    WARM_UP,
+    Array,
+    BackendName,
+    Call,
+    KernelRun,
+    Refused,
+)
 from npu_tools.check import CheckOptions, check_program
 from npu_tools.device import device as find_device
 from npu_tools.emulator.bound import BoundInputs
@@ -72,6 +81,12 @@ class EmulatorBackend:
             found = self._load(program, name, options, outputs, digest)
             self._loaded[key] = found
         return found
+
+    def measure(
+        self, calls: Sequence[Call], *, warm_up: int = WARM_UP, iterations: int = ITERATIONS,
+        context_length: int | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing: an emulator has no time of its own."""
 
     def _load(
         self, text: str, name: str, options: Mapping[str, Any], outputs: Sequence[int] | None, digest: str

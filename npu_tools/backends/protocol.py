@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ Array = NDArray[Any]
 BackendName = Literal["emulator", "xrt"]
 RanOn = Literal["emulator", "npu"]
 NO_OPTIONS: Mapping[str, Any] = {}
+WARM_UP, ITERATIONS = 5, 20
+"""As upstream's phase skills time (.claude/skills/phase-4-*); its backend takes 10 + n (python/air/backend/xrt.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,34 @@ class KernelRun:
     def failure(self) -> Finding | None:
         """The first error, if any."""
         return next((finding for finding in self.findings if finding.severity == "error"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of calls on a device, each run `iterations` times after the warm-ups, in turn; apart from any run that was
+    judged. Without the environment a time cannot be compared with another."""
+
+    times_us: tuple[tuple[float, ...], ...]
+    """A row for each call: its timed runs in order."""
+    warm_up: int
+    timed: str
+    """What is inside the timed region."""
+    environment: Mapping[str, Any]
+
+    @property
+    def medians_us(self) -> tuple[float, ...]:
+        """The middle of each call's runs."""
+        return tuple(median(times) for times in self.times_us)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: how it was measured, and each call's median with its fastest and slowest run."""
+        return {
+            "warm_up": self.warm_up, "iterations": min(len(times) for times in self.times_us), "timed": self.timed,
+            "median_us": [round(one, 3) for one in self.medians_us],
+            "min_us": [round(min(times), 3) for times in self.times_us],
+            "max_us": [round(max(times), 3) for times in self.times_us],
+            "environment": dict(self.environment),
+        }  # fmt: skip
 
 
 class Bound(Protocol):
@@ -145,3 +176,19 @@ class Backend(Protocol):
             UnusableInput: options, positions or a program no backend can take.
         """
         ...
+
+    def measure(
+        self, calls: Sequence[Call], *, warm_up: int = WARM_UP, iterations: int = ITERATIONS,
+        context_length: int | None = None,
+    ) -> Measured | Finding | None:  # fmt: skip
+        """What each of these calls takes, run again and again in this order; None where nothing is measured, a finding
+        where a run failed. No output is judged: gate a run of its own before.
+
+        Raises:
+            UnusableInput: an array of another shape or type than the argument.
+        """
+        ...
+
+
+Call = tuple[Bound, Mapping[int, Array]]
+"""A bound kernel with its inputs."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from npu_tools.errors import NotMeasured
 from npu_tools.findings import Finding
 from npu_tools.gate.compare import Verdict
 
@@ -114,6 +115,8 @@ def of_verdict(verdict: Verdict, *, kernel: str | None, output: str, stage: str 
 
 def of_error(error: Exception, code: str = "unusable_input") -> Diagnosis:
     """An error that ended the phase."""
+    if isinstance(error, NotMeasured):
+        return of_finding(error.finding, kernel=error.finding.op or "a timed kernel", refused=False)
     text = str(error) or type(error).__name__
     return Diagnosis(code=code, message=text, text=text)
 

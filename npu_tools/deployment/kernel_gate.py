@@ -1,4 +1,4 @@
-"""One kernel at one shape through print, check, run and gate, recorded as an attempt.
+"""One kernel at one shape through print, check, run and gate, recorded as an attempt; on a device, timed then.
 
 A kernel whose attempt passed before with the same recipe, shape, settings and backend is not run again.
 """
@@ -15,15 +15,16 @@ from npu_tools.backends.protocol import Backend, Refused
 from npu_tools.deployment.criteria import Value
 from npu_tools.deployment.diagnosis import Diagnosis, of_error, of_finding, of_verdict
 from npu_tools.deployment.ledger import Entry, plain
+from npu_tools.deployment.measuring import SEED, prepare
 from npu_tools.deployment.site import Judging, Site, save
 from npu_tools.deployment.workspace import recipe_digest
 from npu_tools.deployment.world import KernelUse
 from npu_tools.errors import NpuToolsError
 from npu_tools.estimate import estimate_kernel
+from npu_tools.findings import Finding
 from npu_tools.gate import Verdict, judge
 from npu_tools.recipes import Recipe, Resolved
 
-SEED = 1
 WHOLE_BYTES = 4_000_000
 """Outputs under this are kept whole beside their reference; of larger ones every so many-th element."""
 
@@ -75,38 +76,37 @@ def _run(
     site: Site, recipe: Recipe, resolved: Resolved, backend: Backend, judging: Judging, subject: dict[str, Any],
     started: float, phase: int, trial: bool,
 ) -> Entry:  # fmt: skip
-    arguments = recipe.arguments(resolved)
-    outputs = [position for position, one in enumerate(arguments) if one.role == "output"]
-    loaded = backend.load(
-        recipe.program(resolved), name=recipe.name, options=recipe.compile_options(resolved), outputs=outputs
-    )
     digests: dict[str, Any] = {"recipe": subject["recipe_digest"]}
-    if isinstance(loaded, Refused):
-        judging.measure("legal", False, loaded.first.message)
-        diagnosis = of_finding(loaded.first, kernel=recipe.name)
+    prepared = prepare(recipe, resolved, backend)
+    if isinstance(prepared, Refused):
+        judging.measure("legal", False, prepared.first.message)
+        diagnosis = of_finding(prepared.first, kernel=recipe.name)
         return site.attempt(
             phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, digests=digests, trial=trial
         )
     judging.measure("legal", True)
-    digests["program"] = loaded.digest
-    tensors = recipe.inputs(resolved, SEED)
-    arranged = recipe.arrange(tensors, resolved)
-    static = {at: arranged[one.name] for at, one in enumerate(arguments) if one.role == "static"}
-    given = {at: arranged[one.name] for at, one in enumerate(arguments) if one.role == "input"}
-    ran = loaded.bind(static).run(given)
-    if not ran.ok or ran.failure is not None:
-        failure = ran.failure
-        judging.measure("signal", False, failure.message if failure else "the run failed")
+    digests["program"] = prepared.bound.kernel.digest
+
+    def broken(failure: Finding | None, said: str) -> Entry:
+        judging.measure("signal", False, f"{said}: {failure.message}" if failure else said)
         diagnosis = of_finding(failure, kernel=recipe.name, refused=False) if failure else None
         return site.attempt(
             phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, digests=digests, trial=trial
         )
-    got = recipe.collect({arguments[at].name: ran.outputs[at] for at in outputs}, resolved)
+
+    ran = prepared.bound.run(prepared.inputs)
+    if not ran.ok or ran.failure is not None:
+        return broken(ran.failure, "the run failed")
+    tensors = prepared.tensors
+    got = recipe.collect({prepared.arguments[at].name: array for at, array in ran.outputs.items()}, resolved)
     wanted = recipe.reference(tensors, resolved)
     tolerance = recipe.tolerance(resolved, "upstream")
     verdicts = {name: judge(got[name], reference, tolerance) for name, reference in wanted.items()}
-    judging.measure("signal", all(bool(np.any(np.asarray(got[name], np.float32))) for name in wanted))
     missed = {name: verdict for name, verdict in verdicts.items() if not verdict.passed}
+    measured = None if missed else backend.measure([prepared.call])
+    if isinstance(measured, Finding):
+        return broken(measured, "it ran once, and not again and again")
+    judging.measure("signal", all(bool(np.any(np.asarray(got[name], np.float32))) for name in wanted))
     judging.measure("within_tolerance", not missed, "; ".join(f"{n}: {v.reason}" for n, v in missed.items()))
     judging.measure("correlation", _smallest(verdicts))
     judging.measure("tiles_used", _tiles(resolved))
@@ -121,12 +121,12 @@ def _run(
     errors = [v.metrics.mean_rel_l1 for v in verdicts.values() if v.metrics is not None]
     metrics = {
         "mean_rel_l1": max(errors, default=None), "outputs": {name: v.as_dict()["metrics"] for name, v in verdicts.items()},
-        "findings": len(resolved.findings),
+        "findings": len(resolved.findings), **({"measured": measured.as_dict()} if measured else {}),
     }  # fmt: skip
     return site.attempt(
         phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, tolerance=plain(asdict(tolerance)),
         metrics=metrics, digests=digests, results=[place], modelled_us=modelled(recipe, resolved, ran.modelled_us),
-        measured_us=ran.measured_us, trial=trial,
+        measured_us=measured.medians_us[0] if measured else ran.measured_us, trial=trial,
     )  # fmt: skip
 
 

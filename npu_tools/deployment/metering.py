@@ -21,8 +21,22 @@ from typing import Any
 import numpy as np
 
 from npu_tools.arrays import Argument
-from npu_tools.backends.protocol import NO_OPTIONS, Array, Backend, BackendName, Bound, Kernel, KernelRun, Refused
+from npu_tools.backends.protocol import (
+    ITERATIONS,
+    NO_OPTIONS,
+    WARM_UP,
+    Array,
+    Backend,
+    BackendName,
+    Bound,
+    Call,
+    Kernel,
+    KernelRun,
+    Measured,
+    Refused,
+)
 from npu_tools.cost.predict import HOST_GBPS
+from npu_tools.findings import Finding
 
 TRANSPOSED = {"flash_attention": 3}
 """Kernels whose tensors the host transposes when they have this many axes (head-first)."""
@@ -75,7 +89,7 @@ class Meter:
         self.backend = backend
         self.options = options or Options()
         self.digests: dict[str, str] = {}
-        """Digest of every program that ran, by kernel name and shape."""
+        """Digest of every program that was loaded, by kernel name and the digest's beginning: one name has many shapes."""
         self.failures: list[tuple[str, KernelRun | Refused]] = []
         self._kernels: dict[str, _MeteredKernel] = {}
         self.reset()
@@ -120,8 +134,16 @@ class Meter:
         if isinstance(loaded, Refused):
             self.failures.append((name, loaded))
             return loaded
-        self.digests[name] = loaded.digest
+        self.digests[f"{name} {loaded.digest[:8]}"] = loaded.digest
         return self._kernels.setdefault(f"{name}/{loaded.digest}", _MeteredKernel(self, loaded))
+
+    def measure(
+        self, calls: Sequence[Call], *, warm_up: int = WARM_UP, iterations: int = ITERATIONS,
+        context_length: int | None = None,
+    ) -> Measured | Finding | None:  # fmt: skip
+        """As the backend does, not counted."""
+        inner = [(bound.inner if isinstance(bound, _MeteredBound) else bound, inputs) for bound, inputs in calls]
+        return self.backend.measure(inner, warm_up=warm_up, iterations=iterations, context_length=context_length)
 
     def count(self, bound: _MeteredBound, run: KernelRun, activations: int) -> None:
         """Add one run."""
@@ -178,7 +200,7 @@ class _MeteredBound:
     """A bound kernel that counts its runs."""
 
     def __init__(self, meter: Meter, kernel: _MeteredKernel, bound: Bound, static: Mapping[int, Array]) -> None:
-        self._meter, self._kernel, self._bound = meter, kernel, bound
+        self._meter, self._kernel, self.inner = meter, kernel, bound
         self.static_bytes = sum(_bytes(kernel.arguments[position]) for position in static)
 
     @property
@@ -189,14 +211,14 @@ class _MeteredBound:
     def run(self, inputs: Mapping[int, Array]) -> KernelRun:
         """Run once, counted."""
         given, moved = self._given(inputs)
-        run = self._bound.run(given)
+        run = self.inner.run(given)
         self._meter.count(self, run, moved)
         return run
 
     def run_all(self, inputs: Sequence[Mapping[int, Array]]) -> list[KernelRun]:
         """Runs in turn, each counted."""
         given = [self._given(one) for one in inputs]
-        runs = self._bound.run_all([one for one, _ in given])
+        runs = self.inner.run_all([one for one, _ in given])
         for run, (_, moved) in zip(runs, given, strict=False):
             self._meter.count(self, run, moved)
         return runs

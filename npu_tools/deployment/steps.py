@@ -8,9 +8,10 @@ layout        attention takes seq-first tensors where it can: the host transpose
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from npu_tools.deployment.measuring import measure_plan
 from npu_tools.deployment.metering import Meter
 from npu_tools.deployment.site import Site
 from npu_tools.deployment.state import State
@@ -65,12 +66,14 @@ class Times:
     decode_us: float
     timing: str
     calls: Mapping[str, Any]
+    how: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of measured ones: warm-ups, iterations, what is timed, the environment, and the programs."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "prefill_us": round(self.prefill_us, 3), "decode_us": round(self.decode_us, 3), "timing": self.timing,
-            **self.calls,
+            **self.calls, **({"measurement": dict(self.how)} if self.how else {}),
         }  # fmt: skip
 
 
@@ -100,11 +103,17 @@ class Deployed:
         return sorted({use.kernel for use in self.kernels})
 
     def time(self, site: Site, gated: GateRun | None = None) -> Times:
-        """What it takes: measured where the backend measured, else by the cost model."""
-        if gated is not None and gated.prefill.timing == gated.decode.timing == "measured":
-            return Times(gated.prefill.total_us, gated.decode_us, "measured", {})
-        modelled = self.modelled(site)
-        return Times(modelled.prefill_us, modelled.decode_us, "modelled", modelled.as_dict())
+        """What it takes: by the cost model; on a device measured, once it has passed its gate.
+
+        Raises:
+            NotMeasured: a timed run failed on the device.
+        """
+        time = self.modelled(site)
+        taken = measure_plan(site, site.world.plan(self.request)) if gated is not None and gated.passed else None
+        if taken is None:
+            return Times(time.prefill_us, time.decode_us, "modelled", time.as_dict())
+        time = time.with_kernels(taken.prefill_us, taken.decode_us)
+        return Times(time.prefill_us, time.decode_us, "measured", time.as_dict(), taken.how)
 
     def modelled(self, site: Site) -> ModelTime:
         """The cost model's time of every call."""

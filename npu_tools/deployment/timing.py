@@ -1,21 +1,23 @@
-"""The modelled time of a plan: kernel by kernel from the cost model, and what the host copies around them.
+"""The time of a plan: kernel by kernel from the cost model or measured, and what the host copies around them.
 
 >>> time = model_time(plan, dims, kernels, TimingOptions())
 >>> time.prefill_us, time.decode_us
+>>> time.with_kernels(measured.prefill_us, measured.decode_us).label
+'measured'
 
 A kernel takes what `estimate_kernel` says of it alone; one that nobody measured takes a dispatch and its traffic.
 Around every call the host copies activations in and out, weights too unless their buffers are reused, and transposes
-the tensors of head-first attention. Everything here is modelled; `npu_tools.estimate.estimate_model` is the better
+the tensors of head-first attention. What the host does is modelled, also around measured kernels; `npu_tools.estimate.estimate_model` is the better
 figure for a model whose ELFs are upstream's, since its overheads are fitted on measured models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from npu_tools.deployment.world import KernelUse, Plan
 from npu_tools.errors import NpuToolsError
 from npu_tools.estimate import BYTES_PER_US, DISPATCH_US, estimate_kernel
 from npu_tools.recipes import recipe
+
+Timing = Literal["modelled", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class TimingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ELF call of a layer (or of the head, count 1): how often it runs, and its modelled µs each time."""
+    """One ELF call of a layer (or of the head, count 1): how often it runs, and its µs each time."""
 
     name: str
     kernel: str
@@ -48,12 +52,12 @@ class Call:
     host_us: float
     basis: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; modelled_us is one run, kernel and host."""
+    def as_dict(self, label: Timing = "modelled") -> dict[str, Any]:
+        """JSON-ready; modelled_us, or measured_us, is one run, kernel and host."""
         return {
             "name": self.name, "kernel": self.kernel, "shape": self.shape, "settings": dict(self.settings),
             "count": self.count, "kernel_us": round(self.kernel_us, 3), "host_us": round(self.host_us, 3),
-            "modelled_us": round(self.kernel_us + self.host_us, 3), "basis": self.basis,
+            f"{label}_us": round(self.kernel_us + self.host_us, 3), "basis": self.basis,
         }  # fmt: skip
 
     @property
@@ -69,26 +73,40 @@ class ModelTime:
     prefill: tuple[Call, ...]
     decode: tuple[Call, ...]
     decode_host_us: float
+    label: Timing = "modelled"
+
+    def with_kernels(self, prefill_us: Sequence[float], decode_us: Sequence[float]) -> ModelTime:
+        """The same calls with measured times of their kernels, in order."""
+
+        def measured(calls: Sequence[Call], times: Sequence[float]) -> tuple[Call, ...]:
+            return tuple(
+                replace(call, kernel_us=us, basis="measured on the device; the host's part is modelled")
+                for call, us in zip(calls, times, strict=True)
+            )
+
+        return ModelTime(
+            measured(self.prefill, prefill_us), measured(self.decode, decode_us), self.decode_host_us, "measured"
+        )
 
     @property
     def prefill_us(self) -> float:
-        """Modelled µs to the first token, tokenising and embedding aside."""
+        """µs to the first token, tokenising and embedding aside."""
         return sum(call.total_us for call in self.prefill)
 
     @property
     def decode_us(self) -> float:
-        """Modelled µs a token; attention is the host's."""
+        """µs a token; attention is the host's, and modelled."""
         return sum(call.total_us for call in self.decode) + self.decode_host_us
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "label": "modelled",
+            "label": self.label,
             "prefill_us": round(self.prefill_us, 3),
             "decode_us": round(self.decode_us, 3),
             "decode_host_us": round(self.decode_host_us, 3),
-            "prefill_calls": [call.as_dict() for call in self.prefill],
-            "decode_calls": [call.as_dict() for call in self.decode],
+            "prefill_calls": [call.as_dict(self.label) for call in self.prefill],
+            "decode_calls": [call.as_dict(self.label) for call in self.decode],
         }
 
 

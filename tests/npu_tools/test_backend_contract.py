@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npu_tools.backends import Backend, EmulatorBackend, Kernel, KernelRun, Refused
+from npu_tools.backends import Backend, EmulatorBackend, Kernel, KernelRun, Measured, Refused
 from npu_tools.backends.xrt import XrtBackend
 from npu_tools.errors import UnusableInput
 from npu_tools.recipes import recipe
@@ -65,6 +65,24 @@ def test_a_time_is_modelled_or_measured_and_says_where_it_ran(backend: Backend) 
     assert run.ran_on == ("emulator" if backend.name == "emulator" else "npu")
     assert (run.modelled_us is None) == (backend.name == "xrt")
     assert (run.measured_us is None) == (backend.name == "emulator")
+
+
+def test_a_device_measures_calls_in_turn_and_an_emulator_measures_none(backend: Backend) -> None:
+    weight, vector = arrays()
+    bound = loaded(backend).bind({0: weight})
+    measured = backend.measure([(bound, {1: vector}), (bound, {1: vector})], warm_up=1, iterations=3)
+    if backend.name == "emulator":
+        assert measured is None
+        return
+    assert isinstance(measured, Measured), measured
+    assert [len(times) for times in measured.times_us] == [3, 3]
+    said = measured.as_dict()
+    assert (said["warm_up"], said["iterations"]) == (1, 3)
+    assert said["environment"]["device"] == "NPU Strix"
+    for low, middle, high in zip(said["min_us"], said["median_us"], said["max_us"], strict=True):
+        assert low <= middle <= high
+    again = bound.run({1: vector})
+    assert again.ok, "a run after timing is a run like any other"
 
 
 def test_weights_are_bound_once_and_each_run_sees_its_own_inputs(backend: Backend) -> None:

@@ -25,8 +25,19 @@ import numpy as np
 from npu_tools.air import Program
 from npu_tools.arrays import Argument, fitted, signature
 from npu_tools.backends.programs import chosen_outputs, kernel_key, parsed, program_digest
-from npu_tools.backends.protocol import NO_OPTIONS, Array, BackendName, KernelRun, Refused
+from npu_tools.backends.protocol import (
+    ITERATIONS,
+    NO_OPTIONS,
+    WARM_UP,
+    Array,
+    BackendName,
+    Call,
+    KernelRun,
+    Measured,
+    Refused,
+)
 from npu_tools.backends.xrt.compiling import Compiled, DeviceArtefact, compile_for_device
+from npu_tools.backends.xrt.environment import record
 from npu_tools.backends.xrt.machine import Machine, probe
 from npu_tools.backends.xrt.options import OURS
 from npu_tools.backends.xrt.outcomes import fatal_of, outcome
@@ -42,6 +53,7 @@ MARGIN = 7
 """Contexts of the driver's limit that are left to others: upstream's processes failed from the 9th loaded ELF on."""
 NAN_BYTE, ODD_BYTE = 0xFF, 0xA5
 """What arguments hold before a run that nobody gave a value: NaN for floats, an odd pattern for integers."""
+TIMED = "start() and the wait of one run; buffers are on the device, nothing is written, read or set up inside"
 _BATCH = 256 << 20
 """Bytes of arguments that runs of one request may move through files."""
 _RUN = 64
@@ -114,6 +126,34 @@ class XrtBackend:
                 self._loaded[key] = found
         return found
 
+    def measure(
+        self, calls: Sequence[Call], *, warm_up: int = WARM_UP, iterations: int = ITERATIONS,
+        context_length: int | None = None,
+    ) -> Measured | Finding:  # fmt: skip
+        """What each call takes, with the machine it was taken on; see Backend."""
+        environment = record(self.toolchain, context_length=context_length).as_dict()
+        taken = self.time(calls, warm_up, iterations)
+        if isinstance(taken, Finding):
+            return taken
+        return Measured(tuple(tuple(times) for times in taken), warm_up, TIMED, environment)
+
+    def time(self, calls: Sequence[Call], warm_up: int, iterations: int) -> list[list[float]] | Finding:
+        """Microseconds of every timed run, a list a call. All are bound before the first run and take turns, so that
+        each begins as in a model, after another one; as many in one go as there are contexts.
+
+        Raises:
+            UnusableInput: another backend's kernel, no iterations, or an array that does not fit.
+        """
+        if iterations < 1 or warm_up < 0:
+            raise UnusableInput("give at least one iteration, and no negative warm-up")
+        taken: list[list[float]] = []
+        for together in self._together([_ours(call) for call in calls]):
+            times = self._time(together, warm_up, iterations)
+            if isinstance(times, Finding):
+                return times
+            taken += times
+        return taken
+
     def close(self) -> None:
         """End the processes that talk to the device."""
         for session in self._sessions.values():
@@ -171,6 +211,38 @@ class XrtBackend:
         self._bounds.setdefault(here, WeakSet()).add(bound)
         finalize(bound, self._dropped.append, (here, name)).atexit = False
         return name
+
+    def _together(self, calls: Sequence[_OurCall]) -> list[list[_OurCall]]:
+        """Calls that fit on the device at once: of one format, in no more contexts than are kept."""
+        found: list[list[_OurCall]] = []
+        for call in calls:
+            form = call[0].kernel.artefact.format
+            last = found[-1] if found else []
+            contexts = {one.kernel.here for one, _ in last} | {call[0].kernel.here}
+            if last and last[0][0].kernel.artefact.format == form and len(contexts) <= self.max_contexts:
+                last.append(call)
+            else:
+                found.append([call])
+        return found
+
+    def _time(self, calls: Sequence[_OurCall], warm_up: int, iterations: int) -> list[list[float]] | Finding:
+        session = None
+        for bound, _ in calls:
+            session, finding = bound.prepare()
+            if finding is not None:
+                return finding
+        assert session is not None
+        if not all(bound.there for bound, _ in calls):  # others hold contexts too: half of them at a time
+            half = len(calls) // 2
+            first = self._time(calls[:half], warm_up, iterations)
+            rest = first if isinstance(first, Finding) else self._time(calls[half:], warm_up, iterations)
+            return rest if isinstance(first, Finding) or isinstance(rest, Finding) else [*first, *rest]
+        inputs = {bound.id: {position: raw(array) for position, array in given.items()} for bound, given in calls}
+        answer = session.time([bound.id for bound, _ in calls], inputs, warm_up, iterations)
+        if answer.finding is not None:
+            self.failed(calls[0][0].kernel, answer.finding)
+            return answer.finding
+        return [[float(us) for us in times] for times in answer.said["us"]]
 
     def _session(self, form: str) -> Session:
         session = self._sessions.get(form)
@@ -383,6 +455,17 @@ class XrtBound:
 
     def _ended(self, started: float, finding: Finding) -> KernelRun:
         return KernelRun(False, {}, (finding,), "npu", None, None, time.monotonic() - started)
+
+
+_OurCall = tuple[XrtBound, dict[int, Array]]
+
+
+def _ours(call: Call) -> _OurCall:
+    """A call with its arrays as the kernel takes them."""
+    bound, inputs = call
+    if not isinstance(bound, XrtBound):
+        raise UnusableInput(f"{bound.kernel.name} was bound by another backend; load it with this one")
+    return bound, bound.given(inputs)
 
 
 def argument_findings(arguments: Sequence[Argument], most_bytes: int) -> list[Finding]:

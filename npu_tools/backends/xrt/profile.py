@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, median, quantiles
 from typing import Any, Literal
 
-from npu_tools.backends.protocol import Array, KernelRun, Refused
-from npu_tools.backends.xrt.backend import XrtBackend, XrtKernel, raw
+from npu_tools.backends.protocol import ITERATIONS, WARM_UP, Array, KernelRun, Refused
+from npu_tools.backends.xrt.backend import TIMED, XrtBackend, XrtKernel
 from npu_tools.backends.xrt.environment import EnvironmentRecord, record
 from npu_tools.backends.xrt.outcomes import outcome
 from npu_tools.errors import UnusableInput
@@ -27,9 +27,6 @@ from npu_tools.findings import Finding
 from npu_tools.gate import Verdict, judge
 from npu_tools.recipes.recipe import Recipe, Resolved, Shape
 
-WARM_UP, ITERATIONS = 5, 20
-"""As upstream's phase skills time (.claude/skills/phase-4-*); its backend takes 10 + n (python/air/backend/xrt.py)."""
-TIMED = "start() and the wait of one run; buffers are on the device, nothing is written, read or set up inside"
 NOISY = 1.15
 """Slowest tenth over the fastest run from which a measurement is called noisy."""
 
@@ -123,8 +120,6 @@ def profile_recipes(
         UnusableInput: configurations of different formats (an ELF and an xclbin in one process slow each other down), or
             no iterations.
     """
-    if iterations < 1 or warm_up < 0:
-        raise UnusableInput("give at least one iteration, and no negative warm-up")
     prepared = [_prepare(backend, recipe, shape, one, seed, context_length) for one in settings]
     ready = [one for one in prepared if isinstance(one, _Ready)]
     if len({one.kernel.artefact.format for one in ready}) > 1:
@@ -136,7 +131,7 @@ def profile_recipes(
         return [one for one in prepared if isinstance(one, Timed)]
     backend.close()  # what was gated ran in another process than what is timed
     environment = record(backend.toolchain, context_length=context_length)
-    taken = _time(backend, ready, warm_up, iterations)
+    taken = backend.time([(one.kernel.bind(one.static), one.inputs) for one in ready], warm_up, iterations)
     done: list[Timed] = []
     for one in prepared:
         if isinstance(one, Timed):
@@ -158,23 +153,15 @@ def profile_program(
     """A bare program timed on these inputs. Nobody judged its outputs: a run before this did not, and timed runs never are."""
     backend.close()
     environment = record(backend.toolchain)
-    bound = kernel.bind()
-    session, finding = bound.prepare()
-    if finding is None:
-        given = {bound.id: {position: raw(array) for position, array in bound.given(inputs).items()}}
-        answer = session.time([bound.id], given, warm_up, iterations)
-        finding = answer.finding
-        if finding is None:
-            times = tuple(float(us) for us in answer.said["us"][0])
-            made = Timed(
-                kernel.name, None, True, "not gated: judge the outputs of its run", times, warm_up,
-                kernel.artefact.format, environment=environment,
-            )  # fmt: skip
-            noisy = (outcome("timing-noisy", spread=made.max_over_min),) if made.noisy else ()
-            return replace(made, findings=noisy)
-        backend.failed(kernel, finding)
-    reason = f"timing failed: {finding.code}: {finding.message}"
-    return Timed(kernel.name, None, False, reason, findings=(finding,), environment=environment)
+    taken = backend.time([(kernel.bind(), inputs)], warm_up, iterations)
+    if isinstance(taken, Finding):
+        reason = f"timing failed: {taken.code}: {taken.message}"
+        return Timed(kernel.name, None, False, reason, findings=(taken,), environment=environment)
+    made = Timed(
+        kernel.name, None, True, "not gated: judge the outputs of its run", tuple(taken[0]), warm_up,
+        kernel.artefact.format, environment=environment,
+    )  # fmt: skip
+    return _said_if_noisy(made)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,25 +234,6 @@ def judge_run(recipe: Recipe, resolved: Resolved, tensors: Mapping[str, Array], 
     }
 
 
-def _time(backend: XrtBackend, ready: Sequence[_Ready], warm_up: int, iterations: int) -> list[list[float]] | Finding:
-    bounds = [one.kernel.bind(one.static) for one in ready]
-    session = None
-    for bound in bounds:
-        session, finding = bound.prepare()
-        if finding is not None:
-            return finding
-    assert session is not None
-    inputs = {
-        bound.id: {position: raw(array) for position, array in bound.given(one.inputs).items()}
-        for bound, one in zip(bounds, ready, strict=True)
-    }
-    answer = session.time([bound.id for bound in bounds], inputs, warm_up, iterations)
-    if answer.finding is not None:
-        backend.failed(ready[0].kernel, answer.finding)
-        return answer.finding
-    return [[float(us) for us in times] for times in answer.said["us"]]
-
-
 def _timed(one: _Ready, times: Sequence[float] | Finding, warm_up: int, environment: EnvironmentRecord) -> Timed:
     if isinstance(times, Finding):
         return Timed(
@@ -277,6 +245,10 @@ def _timed(one: _Ready, times: Sequence[float] | Finding, warm_up: int, environm
         one.recipe.name, one.resolved, True, "gated, then timed", tuple(times), warm_up, one.kernel.artefact.format,
         one.verdicts, one.findings, environment,
     )  # fmt: skip
+    return _said_if_noisy(made)
+
+
+def _said_if_noisy(made: Timed) -> Timed:
     if made.noisy:
         return replace(made, findings=(*made.findings, outcome("timing-noisy", spread=made.max_over_min)))
     return made
