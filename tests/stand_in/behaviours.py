@@ -68,7 +68,7 @@ COMPILE = (
               {"aircc": {"hang": True, "deaf": True}}, "compile-timeout"),
     Behaviour("compiler killed for want of memory", AIR + "tools/aircc/aircc.cpp (-j 0); Xilinx/mlir-aie issue 3261",
               {"aircc": {"signal": 9}}, "compiler-killed"),
-    Behaviour("compiler asserts", AIR + "tools/aircc/aircc.cpp (MLIR asserts abort)",
+    Behaviour("compiler asserts", AIR + "tools/aircc/aircc.cpp (MLIR asserts abort); issue 335",
               {"aircc": {"stderr": "aircc: Casting.h:566: Assertion `isa<To>(Val)' failed.\n", "signal": 6}}, "compiler-crashed"),
     Behaviour("disk full", AIR + "tools/aircc/aircc.cpp:623 (Error writing file)",
               _fails("Error writing file air_project/aie.air.mlir: No space left on device"), "disk-full"),
@@ -105,6 +105,8 @@ COMPILE = (
 """Failures of compiling."""
 
 REFUSED = (
+    Behaviour("trace", AIR + "docs/trace.md; python/air/backend/xrt_runner.py run_test", {}, "trace-not-read",
+              options={"output_format": "elf", "trace_size": 8192}),
     Behaviour("several launches as xclbin", AIR + "programming_examples/llms/shared/infra/backend_presets.py",
               {}, "multi-launch-format", options={"output_format": "xclbin"}),
     Behaviour("ELF entry that is no function", AIR + "python/air/backend/xrt.py compile (instance_name); issue 1563",
@@ -152,8 +154,11 @@ DEVICE = (
               {"pyxrt": {"start": "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed (err=-5): Input/output error"}}, "device-wedged", "run"),
     Behaviour("driver gone between two runs", "Xilinx/mlir-aie docs/buildHostLinNonUbuntu.md",
               {"pyxrt": {"start": "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed (err=-19): No such device", "from_run": 2}}, "device-gone", "second run"),
-    Behaviour("XRT aborts the process", XRT + "src/runtime_src/core/common/api/xrt_kernel.cpp abort_coredump_or_noop",
-              {"pyxrt": {"die": True}}, "child-died", "run"),
+    Behaviour("XRT aborts the process", XRT + "src/runtime_src/core/common/api/xrt_kernel.cpp abort_coredump_or_noop; PR 9773",
+              {"pyxrt": {"die": "SIGABRT"}}, "child-died", "run"),
+    Behaviour("the process faults", "Xilinx/mlir-aie PR 2809", {"pyxrt": {"die": "SIGSEGV"}}, "child-segfault", "run"),
+    Behaviour("the process is killed for want of memory", AIR + "programming_examples/llms/verify/verify_runner.py",
+              {"pyxrt": {"die": "SIGKILL"}}, "child-killed", "run"),
     Behaviour("a fault of XRT nobody described", XRT + "src/runtime_src/core/common/api/xrt_kernel.cpp",
               {"pyxrt": {"start": "bad argument index 9"}}, "run-failed", "run"),
     Behaviour("nothing is written", AIR + ".claude/skills/debug-bo-corruption/SKILL.md (hypothesis 4)",

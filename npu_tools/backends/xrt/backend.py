@@ -289,6 +289,9 @@ class XrtBackend:
         wanted = chosen_outputs(name, arguments, outputs)
         findings = list(check_program(program, self.device, CheckOptions.of(options)))
         findings += argument_findings(arguments, self.device.value("buffer_object.offset_bytes"))
+        trace = options.get("trace_size", 0)
+        if isinstance(trace, int) and not isinstance(trace, bool) and trace > 0:
+            findings.append(outcome("trace-not-read", size=trace))
         if any(one.severity == "error" for one in findings):
             return Refused(name, tuple(findings))
         here = self.machine.target

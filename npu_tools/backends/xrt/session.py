@@ -30,6 +30,7 @@ from npu_tools.findings import Finding
 from npu_tools.jobs.records import tail
 from npu_tools.process import kill_family
 
+_BY_SIGNAL = {9: "child-killed", 11: "child-segfault"}
 _POLL_S = 0.02
 _TEXT = 600
 
@@ -324,10 +325,9 @@ class Session:
         said = tail(self.folder / "stderr", 4000).strip()
         known = read_log(said, "run", tdr=self._tdr(), state="an error", python=self.toolchain.python)
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        what = _BY_SIGNAL.get(-code if code is not None else 0, "child-died")
         self.dead = (
-            known[0]
-            if known
-            else outcome("child-died", how=how, tail=said[-_TEXT:] or "nothing", diagnostic=said[-_TEXT:])
+            known[0] if known else outcome(what, how=how, tail=said[-_TEXT:] or "nothing", diagnostic=said[-_TEXT:])
         )
         return Answer(finding=self.dead, text=said)
 
