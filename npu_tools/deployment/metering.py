@@ -158,7 +158,11 @@ class Meter:
             self._weights += bound.static_bytes
         axes = next((count for kernel, count in TRANSPOSED.items() if _base(name) == kernel), None)
         if axes is not None:
-            self._transposed += sum(_bytes(one) for one in bound.kernel.arguments if len(one.shape or ()) == axes)
+            self._transposed += sum(
+                size
+                for one, size in zip(bound.kernel.arguments, bound.sizes, strict=True)
+                if len(one.shape or ()) == axes
+            )
         if not run.ok:
             self.failures.append((name, run))
 
@@ -168,6 +172,8 @@ class _MeteredKernel:
 
     def __init__(self, meter: Meter, kernel: Kernel) -> None:
         self._meter, self._kernel = meter, kernel
+        self.sizes = [_bytes(argument) for argument in kernel.arguments]
+        """Bytes of each argument."""
         self.held: dict[int, Array] = {}
         """Inputs marked static, as they were written the first time: the buffers are the kernel's, whoever calls it."""
 
@@ -201,7 +207,8 @@ class _MeteredBound:
 
     def __init__(self, meter: Meter, kernel: _MeteredKernel, bound: Bound, static: Mapping[int, Array]) -> None:
         self._meter, self._kernel, self.inner = meter, kernel, bound
-        self.static_bytes = sum(_bytes(kernel.arguments[position]) for position in static)
+        self.sizes = kernel.sizes
+        self.static_bytes = sum(self.sizes[position] for position in static)
 
     @property
     def kernel(self) -> Kernel:
@@ -231,7 +238,7 @@ class _MeteredBound:
             if position in given:
                 given[position] = self._kernel.held.setdefault(position, np.array(given[position]))
         fresh = [position for position in given if position not in marked]
-        return given, sum(_bytes(self._kernel.arguments[position]) for position in (*fresh, *self._kernel.outputs))
+        return given, sum(self.sizes[position] for position in (*fresh, *self._kernel.outputs))
 
 
 def _bytes(argument: Argument) -> int:

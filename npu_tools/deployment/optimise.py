@@ -117,7 +117,7 @@ def _gate(site: Site, number: int, what: What, deployed: Deployed, name: str) ->
     judging.measure("token_sets", gated.passed, gated.reason)
     times = deployed.time(site, gated)
     subject = {**deployed.subject(site, prompts, steps, what), "step": name}
-    why = None if gated.passed else token_gate.diagnosis(gated, lens.cosines(site, prompts[0]))
+    why = None if gated.passed else token_gate.diagnosis(gated, lens.medians(site, prompts[0]))
     trial = gated.passed or name != "none"
     return _record(site, number, what, judging, subject, started, why, gated, times, deployed, trial=trial), times
 
@@ -143,7 +143,7 @@ def _whole(site: Site, number: int, what: What, ways: Ways, baseline: Times) -> 
     judging.measure("steps_recorded", names >= set(STEPS))
     own = _broken_by_us(site, recorded)
     judging.measure("steps_sound", not own, "" if own is None else own[1])
-    why = None if gated.passed else token_gate.diagnosis(gated, lens.cosines(site, prompts[0]))
+    why = None if gated.passed else token_gate.diagnosis(gated, lens.medians(site, prompts[0]))
     if why is None and own is not None:
         why = own[0]
     if why is None and judging.missed:

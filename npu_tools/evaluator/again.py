@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from npu_tools.deployment.ledger import Entry
+from npu_tools.deployment.world import RealWorld
 from npu_tools.evaluator.claims import Claims, line, prompts_of, subject
 from npu_tools.evaluator.coverage import last_gates
 from npu_tools.evaluator.reasons import Reason
-from npu_tools.evaluator.rederive import Checked, work
+from npu_tools.evaluator.rederive import Checked, work_apart
 from npu_tools.evaluator.results import COPIED, Array, Made, cosine, logits_of, relative_error
+from npu_tools.evaluator.times import plan_request
 
 SAME_RUN, SHARE = 0.02, 0.5
 """Two runs are one within this relative error (2-norms), or this share of the path's own error against FP32: thread
@@ -54,7 +56,9 @@ def audit_model(
     own = adversarial(claims, made) if cheap else adversarial(claims, made)[-1:]
     layer = int(made.rng.integers(claims.dims.layers))
     jobs.append(_job(claims, gates[-1], together, place / "own", own, 1, [layer]))
-    answers = work(jobs, place / "model", timeout_s)
+    request = plan_request(claims, subject(gates[-1]), together)
+    apart = RealWorld(together).processes(request, len(jobs)) > 1
+    answers = work_apart([jobs[:1], jobs[1:]] if apart else [jobs], place / "model", timeout_s)
     for at, (entry, number) in enumerate(chosen):
         yield from _reproduced(claims, entry, number, answers[at], place / f"model_{at}", made, twice=at == 0 and cheap)
     yield from _own(answers[-1], own, layer, place / "own", made)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,14 +63,30 @@ class Checked:
     notes: list[str] = field(default_factory=list[str])
 
 
-def work(jobs: Sequence[Mapping[str, Any]], place: Path, timeout_s: float) -> list[dict[str, Any]]:
+def work_apart(groups: Sequence[Sequence[Mapping[str, Any]]], place: Path, timeout_s: float) -> list[dict[str, Any]]:
+    """The answers of several worker processes at once, a group of jobs each, in the order of the jobs."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(groups)) as pool:
+        try:
+            waiting = [
+                pool.submit(work, group, place / f"group_{at}", timeout_s, cancelled=stop.is_set)
+                for at, group in enumerate(groups)
+            ]
+            return [answer for one in waiting for answer in one.result()]
+        finally:
+            stop.set()  # an interrupt ends them all
+
+
+def work(
+    jobs: Sequence[Mapping[str, Any]], place: Path, timeout_s: float, *, cancelled: Callable[[], bool] | None = None
+) -> list[dict[str, Any]]:
     """The answers of a worker process, one a job; a job it never came to says why."""
     place.mkdir(parents=True, exist_ok=True)
     asked, answered, log = place / "asked.json", place / "answered.json", place / "log"
     asked.write_text(json.dumps({"jobs": list(jobs)}), encoding="utf-8")
     answered.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "npu_tools.evaluator.worker", str(asked), str(answered)]
-    done = run_child(command, timeout_s=timeout_s, log=log)
+    done = run_child(command, timeout_s=timeout_s, log=log, cancelled=cancelled)
     ended = f"it took over {timeout_s:.0f} s" if done.state == "timeout" else ""
     if done.state not in ("done", "timeout"):
         ended = f"its process ended with {done.code}"

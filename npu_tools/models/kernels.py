@@ -12,13 +12,13 @@ carries the findings.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from npu_tools.backends import Backend, Bound, Kernel, Refused
@@ -68,6 +68,8 @@ class StepKernel:
     tensors: Mapping[str, Argument]
     modelled_us: float | None
     text: str
+    has_host: bool
+    """Whether the recipe has a host's part; without one tensors are the arguments."""
 
     def bind(self, weights: Mapping[str, Array]) -> Bound:
         """The weights by tensor name, arranged and converted once.
@@ -88,7 +90,7 @@ class StepKernel:
         if not ran.ok:
             raise KernelFailed(self.step, ran.findings, "failed")
         given = {self.arguments[at].name: array for at, array in ran.outputs.items()}
-        outputs = self.recipe.collect(given, self.resolved)
+        outputs = self.recipe.collect(given, self.resolved) if self.has_host else given
         modelled = self.modelled_us if self.modelled_us is not None else ran.modelled_us
         return Ran(outputs, ran.ran_on, time.monotonic() - started, modelled, ran.measured_us)
 
@@ -98,13 +100,13 @@ class StepKernel:
             wanted = self.tensors.get(name)
             if wanted is None:
                 raise UnusableInput(f"{self.step.name}: {self.recipe.name} has no tensor {name}")
-            if array.size != int(np.prod(wanted.shape)):
+            if array.size != math.prod(wanted.shape):
                 raise UnusableInput(
                     f"{self.step.name}: {name} of {self.recipe.name} is {list(wanted.shape)}, and an array of shape "
                     f"{list(array.shape)} is given"
                 )
             shaped[name] = array.reshape(wanted.shape)
-        return self.recipe.arrange(shaped, self.resolved)
+        return self.recipe.arrange(shaped, self.resolved) if self.has_host else shaped
 
     def _placed(self, arranged: Mapping[str, Array]) -> dict[int, Array]:
         return {at: arranged[one.name] for at, one in enumerate(self.arguments) if one.name in arranged}
@@ -181,7 +183,8 @@ class Shelf:
             raise KernelFailed(step, loaded.findings, "refused")
         tensors = {one.name: one for one in source.tensors(resolved)}
         modelled = modelled_us(source, resolved, self.device)
-        return StepKernel(step, source, resolved, loaded, arguments, tensors, modelled, text)
+        has_host = (source.folder / "host.py").is_file()
+        return StepKernel(step, source, resolved, loaded, arguments, tensors, modelled, text, has_host)
 
 
 def modelled_us(source: Recipe, resolved: Resolved, device: str = "npu2") -> float | None:

@@ -26,7 +26,9 @@ def run(site: Site) -> Ended:
     form = combined(site, kept(site.state, 5))
     prompts, steps = oracle_runs.prompts(site, dims), oracle_runs.steps_of(site)
     place = site.place(6, "finalize")
-    gated = token_gate.run_gate(site, form.request, form.meter, prompts, steps, place, only=GREEDY)
+    gated = token_gate.run_gate(
+        site, form.request, form.meter, prompts, steps, place, only=GREEDY, take_over=False
+    )  # fmt: skip
     same = max((each.same for each in gated.prompts), default=0)
     judging.measure("greedy_match", float(same), f"{same} leading tokens of the best of {len(prompts)} prompts")
     first = list(gated.prompts[0].tokens[:GREEDY]) if gated.prompts else []

@@ -1,4 +1,4 @@
-"""Phase 3: the whole model, token sets over 32 greedy tokens against Hugging Face bf16; cosines a layer as a lens."""
+"""Phase 3: the whole model, token sets over 32 greedy tokens against Hugging Face bf16; each layer's median cosine as a lens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def run(site: Site) -> Ended:
     seen = token_gate.LayerLens(len(prompts[0]))
     place = site.place(3, "model")
     gated = token_gate.run_gate(site, deployed.request, deployed.meter, prompts, steps, place, seen)
-    lens = seen.cosines(site, prompts[0])
+    layers = seen.layers(site, prompts[0])
+    lens = [layer.median for layer in layers]
     judging.measure("token_sets", gated.passed, gated.reason)
     judging.measure("finite", gated.finite)
     falls = [a - b for a, b in itertools.pairwise(lens)]
@@ -43,7 +44,8 @@ def run(site: Site) -> Ended:
     timed = deployed.time(site, gated)
     site.attempt(
         3, "model", judging, deployed.subject(site, prompts, steps), started=started, diagnosis=why,
-        metrics={**gated.metrics(), "layer_cosine": lens, "time": timed.as_dict()}, results=[place],
+        metrics={**gated.metrics(), "layer_cosine": lens, "layer_tokens": [layer.as_dict() for layer in layers],
+                 "time": timed.as_dict()}, results=[place],
         digests={"recipe": site.recipe_digests(deployed.used), "programs": deployed.meter.digests},
         modelled_us=timed.prefill_us if timed.timing == "modelled" else None,
         measured_us=timed.prefill_us if timed.timing == "measured" else None,
