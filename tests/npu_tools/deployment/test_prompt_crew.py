@@ -22,7 +22,7 @@ from npu_tools.deployment.workspace import Workspace
 from npu_tools.errors import RunStopped
 from tests.npu_tools.deployment.quick_world import KERNELS, QuickWorld, opened
 
-PROMPTS, STEPS = 3, 3
+PROMPTS, STEPS = 2, 2
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Watching:
 
     def progress(self, done: float, total: float, note: str = "") -> None:
         self.said += "processes" in note
-        if "processes" in note and done:
+        if "processes" in note and children():
             self.asked = self.stop
             if self.kill:
                 self.kill = False
@@ -68,34 +68,38 @@ def gated(site: Site) -> tuple[GateRun, Deployed, LayerLens]:
     return token_gate.run_gate(site, deployed.request, deployed.meter, prompts, STEPS, place, lens), deployed, lens
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[GateRun, Deployed, LayerLens]:
+    """The same gate in one process."""
+    return gated(site_of(tmp_path_factory.mktemp("alone"), 1))
+
+
 def logits(run: GateRun) -> list[np.ndarray]:
     return [np.load(path) for path in sorted(run.folder.glob("prompt_*_logits.npy"))]
 
 
-def test_two_processes_give_the_bits_the_readings_and_the_lens_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_bits_the_readings_and_the_lens_of_one(
+    alone: tuple[GateRun, Deployed, LayerLens], tmp_path: Path
+) -> None:
     watching = Watching()
-    (one, alone, seen), (two, apart, lens) = (
-        gated(site_of(tmp_path / "a", 1)),
-        gated(site_of(tmp_path / "b", 2, watching)),
-    )
+    (one, here, seen), (two, apart, lens) = alone, gated(site_of(tmp_path, 2, watching))
     assert watching.said
     assert one.prompts == two.prompts
     assert len(logits(one)) == PROMPTS
     assert all(a.tobytes() == b.tobytes() for a, b in zip(logits(one), logits(two), strict=True))
     assert (one.prefill, one.decode, one.decoded) == (two.prefill, two.decode, two.decoded)
-    assert alone.meter.digests == apart.meter.digests
+    assert here.meter.digests == apart.meter.digests
     assert seen.outputs.keys() == lens.outputs.keys() == {0, 1}
     assert all(seen.outputs[layer].tobytes() == lens.outputs[layer].tobytes() for layer in seen.outputs)
     assert (one.folder / "tokens.json").read_bytes() == (two.folder / "tokens.json").read_bytes()
 
 
 def test_a_kernel_that_is_refused_in_a_child_fails_the_gate_as_it_does_here(tmp_path: Path) -> None:
-    sites = [site_of(tmp_path / str(processes), processes) for processes in (1, 2)]
-    runs = []
-    for site in sites:
-        site.ledger.append(
-            "decision", 3, {"subject": "setting", "key": "gemv.tile_m", "before": None, "after": 3, "why": "", "by": "agent"}
-        )  # fmt: skip
+    runs: list[GateRun] = []
+    for processes in (1, 2):
+        site = site_of(tmp_path / str(processes), processes)
+        body = {"subject": "setting", "key": "gemm.tile_m", "before": None, "after": 3, "why": "", "by": "agent"}
+        site.ledger.append("decision", 3, body)
         runs.append(gated(site)[0])
     assert runs[0].failure is not None
     assert runs[0].failure == runs[1].failure
@@ -109,7 +113,11 @@ def test_a_cancelled_gate_ends_its_children(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
-def test_what_a_killed_child_left_undone_is_run_here(tmp_path: Path) -> None:
-    whole, cut = gated(site_of(tmp_path / "a", 2))[0], gated(site_of(tmp_path / "b", 2, Watching(kill=True)))[0]
-    assert whole.prompts == cut.prompts
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(logits(whole), logits(cut), strict=True))
+def test_what_a_killed_child_left_undone_is_run_here(
+    alone: tuple[GateRun, Deployed, LayerLens], tmp_path: Path
+) -> None:
+    watching = Watching(kill=True)
+    cut = gated(site_of(tmp_path, 2, watching))[0]
+    assert not watching.kill
+    assert cut.prompts == alone[0].prompts
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(logits(alone[0]), logits(cut), strict=True))
