@@ -361,18 +361,37 @@ def _rows(entries: Sequence[Entry], model: str) -> list[Draft]:
         notes = f"Passed the {_line(body.get('gate')) or 'gate'} gate on {backend}: {_criteria(body)}"
         if measured is None and body.get("modelled_us") is not None:
             notes += f" Modelled, not measured: {body['modelled_us']} us."
+        how = _mapping(_mapping(body.get("metrics")).get("measured"))
+        environment = _mapping(how.get("environment"))
+        if how:
+            notes += f" {_measured(how, environment)}"
         fields: dict[str, Any] = {
             "title": f"{kernel} {_shape_text(subject.get('shape'))}: verified on {backend}", "kernel": kernel,
             "shape": {str(k): int(v) for k, v in _mapping(subject.get("shape")).items() if isinstance(v, int | float)},
             "dtype": _line(subject.get("dtype")) or _line(settings.get("dtype")) or "not stated",
             "tile": {str(k): v for k, v in settings.items() if type(v) is int},
-            "method": _line(settings.get("method")) or None, "used_by": model or None, "kernels": [kernel],
+            "method": _line(settings.get("method")) or _line(settings.get("variant")) or None, "used_by": model or None, "kernels": [kernel],
             "figures": [{"metric": "latency", "value": float(measured), "unit": "us"}] if isinstance(measured, int | float) else [],
             "rtol": tolerance.get("rtol"), "atol": tolerance.get("atol"), "notes": notes,
             "measured_on": _date(entry).isoformat() if measured is not None else None,
+            "power_mode": _line(environment.get("power_mode")) or None,
         }  # fmt: skip
         drafts.append(Draft("kernel_row", fields, Evidence(f"ledger:{entry.hash[:16]}", _date(entry)), "gate"))
     return drafts
+
+
+def _measured(how: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """How a time was taken, and on what: without it no figure can be compared with another."""
+    packages = ", ".join(f"{name} {version}" for name, version in _mapping(environment.get("packages")).items())
+    told = (
+        f"{name.replace('_', ' ')} {_line(environment.get(name))}"
+        for name in ("device", "power_mode", "platform_profile", "firmware", "driver", "xrt", "kernel")
+        if environment.get(name)
+    )
+    return (
+        f"Median of {how.get('iterations')} runs after {how.get('warm_up')} warm-ups; timed: {_line(how.get('timed'))}. "
+        f"{', '.join(told)}; {packages}."
+    )
 
 
 def _outcomes(entries: Sequence[Entry], attempts: Sequence[Entry]) -> list[LedgerOutcome]:

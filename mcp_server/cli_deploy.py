@@ -69,13 +69,13 @@ def deploy(
     """Take a model through eight gated phases: reference, kernels, block, model, prefill, decode, finalise, evaluator."""
     from mcp_server.cli import open_memory
     from mcp_server.config import Config
-    from mcp_server.deployments import advisor, machine_of, model_of, ran_answer, status_answer
+    from mcp_server.deployments import advisor, machine_of, model_of, ran_answer, registrar, status_answer
     from npu_tools.deployment.machine import OpenOptions
 
     told = _Told(quiet=as_json)
     machine = machine_of(
         Config.from_environment(), workspace.absolute(), advise=advisor(open_memory), teller=told,
-        ask=None if as_json or not sys.stdin.isatty() else _ask,
+        ask=None if as_json or not sys.stdin.isatty() else _ask, register=registrar(open_memory),
     )  # fmt: skip
     if model is not None:
         options = OpenOptions(

@@ -32,12 +32,13 @@ def register(kernel_app: typer.Typer) -> None:
 
 
 def list_command(as_json: JsonFlag = False) -> None:
-    """The recipes: their shapes, how many cases each must pass, how many rows of it were measured."""
+    """The recipes: their shapes, how many cases each must pass, how many rows of it were measured or verified only."""
     rows = _rows()
     found: list[dict[str, Any]] = []
     for each in _recipes():
         manifest = each.manifest
-        measured = [row for row in rows if row.kernel == each.checked_as]
+        own = [row for row in rows if row.kernel == each.checked_as]
+        measured = [row for row in own if row.figures]
         found.append(
             {
                 "name": each.name,
@@ -46,25 +47,28 @@ def list_command(as_json: JsonFlag = False) -> None:
                 "cases": len(manifest.cases),
                 "refused": len(manifest.refused),
                 "measured": len(measured),
+                "modelled": len(own) - len(measured),
                 "tolerance": manifest.tolerance.kernel,
                 "objects": manifest.objects,
             }
         )
     if emit({"kernels": found}, as_json):
         return
-    table = columns("kernel", "shape", "cases", "refused", "measured rows", "title")
+    table = columns("kernel", "shape", "cases", "refused", "measured rows", "modelled rows", "title")
     for row in found:
-        table.add_row(*(str(row[name]) for name in ("name", "shape", "cases", "refused", "measured")), row["title"])
+        names = ("name", "shape", "cases", "refused", "measured", "modelled")
+        table.add_row(*(str(row[name]) for name in names), row["title"])
     console.print(table)
 
 
 def show_command(kernel: NameArgument, as_json: JsonFlag = False) -> None:
-    """A recipe's page, its settings, and every measured row."""
+    """A recipe's page, its settings, and every row: measured ones with figures, modelled ones with what the model said."""
     recipe = _recipe(kernel)
     rows = [_as_dict(row) for row in _rows() if row.kernel == recipe.checked_as]
+    measured, verified = _apart(rows)
     settings = {name: one.model_dump() for name, one in recipe.manifest.settings.items()}
     data = {"name": recipe.name, "title": recipe.manifest.title, "page": recipe.page(), "settings": settings}
-    if emit({**data, "shape": recipe.manifest.shape, "measured": rows}, as_json):
+    if emit({**data, "shape": recipe.manifest.shape, "measured": measured, "verified": verified}, as_json):
         return
     console.print(data["page"], markup=False)
     table = columns("setting", "chosen by", "meaning")
@@ -90,11 +94,13 @@ def best_command(
     recipe = _recipe(kernel)
     resolved = recipe.resolve(shape, _pairs(settings, as_json), device)
     rows = [_as_dict(row) for row in _rows() if row.kernel == recipe.checked_as and _same(row, resolved.shape)]
+    measured, verified = _apart(rows)
     modelled = _ranked(recipe, resolved.extents, device, limit)
     data: dict[str, Any] = {
         "kernel": recipe.name,
         "shape": resolved.shape,
-        "measured": rows or NOT_MEASURED,
+        "measured": measured or NOT_MEASURED,
+        "verified": verified,
         "chosen": {"by": resolved.chosen, "settings": resolved.settings, "ok": resolved.ok},
         "findings": [finding.as_dict() for finding in resolved.findings],
         "parts": [asdict(part) for part in resolved.parts],
@@ -207,6 +213,11 @@ def _rows() -> list[KernelRow]:
         memory.close()
 
 
+def _apart(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows with figures, and those of kernels that passed their gate where nothing was measured."""
+    return [row for row in rows if row["figures"]], [row for row in rows if not row["figures"]]
+
+
 def _same(row: KernelRow, shape: dict[str, int]) -> bool:
     """Whether a row is of this shape; axes are matched by position, since rows name some of them otherwise."""
     return tuple(row.shape.values()) == tuple(shape.values())
@@ -225,6 +236,7 @@ def _as_dict(row: KernelRow) -> dict[str, Any]:
         "figures": {figure.metric: f"{figure.value:g} {figure.unit}" for figure in row.figures},
         "status": row.status,
         "used_by": row.used_by,
+        "notes": row.notes,
         "provenance": [one.model_dump(mode="json", exclude_none=True) for one in row.provenance],
     }
 
@@ -247,11 +259,13 @@ def _show_rows(rows: list[dict[str, Any]]) -> None:
     table = columns("shape", "dtype", "tile", "herd", "method", "figures", "id")
     for row in rows:
         extents = "x".join(str(extent) for extent in row["shape"].values())
-        figures = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
+        figures = ", ".join(f"{name} {value}" for name, value in row["figures"].items()) or "modelled only"
         table.add_row(
             extents, row["dtype"], _words(row["tile"]), row["herd"] or "", row["method"] or "", figures, row["id"]
         )
     console.print(table)
+    if not any(row["figures"] for row in rows):
+        console.print(NOT_MEASURED)
 
 
 def _pairs(given: list[str] | None, as_json: bool) -> dict[str, str]:

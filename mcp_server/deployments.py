@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kb import Memory
     from mcp_server.config import Config
     from npu_tools.deployment.diagnosis import Advise, Lesson, Symptom
-    from npu_tools.deployment.machine import Machine, Model, Ran
+    from npu_tools.deployment.machine import Machine, Model, Ran, Register
     from npu_tools.deployment.site import Teller
     from npu_tools.deployment.state import State
 
@@ -75,7 +75,7 @@ def model_of(given: str | Mapping[str, Any], weights: str | None, path: Callable
 
 def machine_of(
     config: Config, workspace: Path, *, advise: Advise | None = None, teller: Teller | None = None,
-    kernels: Path | None = None, ask: Any = None,
+    kernels: Path | None = None, ask: Any = None, register: Register | None = None,
 ) -> Machine:  # fmt: skip
     """The machine over a workspace, with the product's own world."""
     from mcp_server.config import kernels_folder
@@ -91,6 +91,8 @@ def machine_of(
     machine = Machine(Workspace(workspace), world, shipped, advise or no_advice, teller=told)
     if ask is not None:
         machine.ask = ask
+    if register is not None:
+        machine.register = register
     return machine
 
 
@@ -99,19 +101,42 @@ def advisor(recall: Callable[[], Memory], device: str = "npu2") -> Advise:
 
     def advise(symptom: Symptom) -> Sequence[Lesson]:
         from kb import Filters, KbError
+        from mcp_server.device_lessons import lesson_of_code
         from npu_tools.deployment.diagnosis import Lesson
 
         try:
-            answer = recall().explain(symptom.text[:4000], Filters(device), LESSONS)
+            memory = recall()
+            answer = memory.explain(symptom.text[:4000], Filters(device), LESSONS)
+            hits = () if answer.no_match else tuple(hit for hit in answer.hits if hit.confidence >= SURE)
+            behind = lesson_of_code(symptom.code)
+            if not hits and behind is not None:  # no text to go by, but the device adapter knows which failure this is
+                return [Lesson(behind, memory.get(behind).record.title, SURE)]
         except KbError:
             return ()  # a memory that cannot be opened must not cost a gate its record
-        if answer.no_match:
-            return ()
-        return [
-            Lesson(hit.record.id, hit.record.title, hit.confidence) for hit in answer.hits if hit.confidence >= SURE
-        ]
+        return [Lesson(hit.record.id, hit.record.title, hit.confidence) for hit in hits]
 
     return advise
+
+
+def registrar(recall: Callable[[], Memory]) -> Register:
+    """Takes the rows of a workspace's kernels into the user's memory as a harvest does, and nothing else of it: a later
+    harvest knows them."""
+
+    def register(workspace: Path) -> str | None:
+        from harvest import apply_plan, plan_harvest
+        from kb import KbError
+
+        try:
+            memory = recall()
+            plan = plan_harvest(memory, workspace)
+            rows = [item.id for item in plan.of("new") if item.kind == "kernel_row"]
+            if rows:
+                apply_plan(memory, plan, only=rows)
+        except KbError as error:
+            return f"the kernel rows were not taken into the registry: {error}; 'herdbook harvest' does it later"
+        return None
+
+    return register
 
 
 def perform(config: Config, kind: str, request: dict[str, Any], teller: Any) -> dict[str, Any]:
@@ -133,7 +158,8 @@ def perform(config: Config, kind: str, request: dict[str, Any], teller: Any) -> 
         return opened[0]
 
     machine = machine_of(
-        config, Path(asked.workspace), advise=advisor(recall), teller=teller, kernels=Path(asked.kernels)
+        config, Path(asked.workspace), advise=advisor(recall), teller=teller, kernels=Path(asked.kernels),
+        register=registrar(recall),
     )  # fmt: skip
     return ran_answer(machine.run(first=asked.first, last=asked.last))
 

@@ -18,6 +18,12 @@ def lesson_behind(finding: dict[str, Any]) -> str | None:
     return row["lesson"] or None if row is not None and row["source"] == finding.get("source") else None
 
 
+def lesson_of_code(code: str) -> str | None:
+    """The id of the record behind a code of the device adapter."""
+    row = _table().get(code)
+    return row["lesson"] or None if row is not None else None
+
+
 @cache
 def _table() -> dict[str, dict[str, Any]]:
     path = package_folder("npu_tools") / "backends" / "xrt" / "outcomes.toml"

@@ -44,6 +44,8 @@ from npu_tools.recipes import recipe
 Ask = Callable[[Question], str | None]
 """Asks a person; None where nobody is there to answer now."""
 RunState = Literal["passed", "failed", "asked", "finished"]
+Register = Callable[[Path], str | None]
+"""Takes the kernel rows of a workspace into a registry of rows, each once; what went wrong, if anything did."""
 CHECKPOINT_OPTIONS = ("go on", "run the phase again", "stop")
 
 
@@ -86,13 +88,15 @@ class Ran:
 
 @dataclass(slots=True)
 class Machine:
-    """One deployment. `advise` looks failures up in a memory, `ask` puts a checkpoint's question to a person."""
+    """One deployment. `advise` looks failures up in a memory, `ask` puts a checkpoint's question to a person, `register`
+    is told of the workspace once phase 1 has ended."""
 
     workspace: Workspace
     world: World
     shipped: Path
     advise: Advise = no_advice
     ask: Ask = lambda _: None
+    register: Register = lambda _: None
     teller: Teller = field(default_factory=Quiet)
 
     def open(self, model: Model, options: OpenOptions | None = None) -> Entry:
@@ -140,6 +144,7 @@ class Machine:
                 self._needs(State.of(ledger.entries()), first)
                 self._reopen(ledger, first, "asked to run it again")
             passed: list[int] = []
+            registered = False
             while True:
                 stop = self._checkpoint(ledger)
                 if stop is not None:
@@ -154,6 +159,10 @@ class Machine:
                 self._needs(state, number)
                 ended = self._phase(site, number)
                 warnings = (*warnings, *self._write(ledger))
+                if number >= 1 and not registered:  # in the next run, if this one is killed right before
+                    registered = True
+                    said = self.register(self.workspace.folder)
+                    warnings = (*warnings, said) if said else warnings
                 if not ended.passed:
                     failures = [
                         e for e in site.state.attempts_of(number) if not e.body["passed"] and not e.body["trial"]

@@ -76,6 +76,21 @@ def test_a_failure_that_went_away_by_itself_is_no_lesson(tmp_path: Path, empty: 
     assert any("nothing recorded was changed" in item.why for item in plan.of("refused"))
 
 
+def test_a_measured_row_says_how_it_was_measured_and_on_what(tmp_path: Path, empty: Memory) -> None:
+    environment = {"device": "NPU Strix", "power_mode": "Turbo", "xrt": "2.21.0", "packages": {"llvm-aie": "21.0"}}
+    how = {"warm_up": 5, "iterations": 20, "timed": "start() and the wait", "environment": environment}
+    passed = attempt(
+        "kernel", "gemv", SHAPE, {"tile_m": 2}, True, backend="xrt", measured_us=61.5, metrics={"measured": how}
+    )
+    apply_plan(empty, plan_harvest(empty, write_deployment(tmp_path / "w", "m", ("attempt", 1, passed))))
+    (row,) = [hit.record for hit in empty.records() if isinstance(hit.record, KernelRow)]
+    assert [(f.metric, f.value, f.unit) for f in row.figures] == [("latency", 61.5, "us")]
+    assert row.power_mode == "Turbo"
+    assert row.measured_on == row.provenance[0].date
+    for said in ("20 runs after 5 warm-ups", "device NPU Strix", "xrt 2.21.0", "llvm-aie 21.0"):
+        assert said in row.notes
+
+
 def test_a_ledger_with_a_broken_chain_is_evidence_of_nothing(tmp_path: Path, empty: Memory) -> None:
     folder = write_deployment(tmp_path / "w", "m", *failing_then_passing("a reason"))
     path = folder / "ledger.jsonl"
