@@ -23,6 +23,8 @@ from npu_tools.jobs.records import tail
 
 MAX_TEXT_BYTES = 4_000_000
 """Most of a tool's output that is read back, from its end; the file holds all of it."""
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Set to 1 in processes that compute at once: BLAS with a thread a core in each takes the others' cores."""
 _POLL_S = 0.02
 _REAP_S = 5.0
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from npu_tools.bench.program import ProgramResult, Trying, judge_program
+from npu_tools.process import ONE_THREAD
 
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 SPARE_S = 120.0
 """What reading, checking, making inputs and comparing may take on top of the run's own limit before a worker is ended."""
 

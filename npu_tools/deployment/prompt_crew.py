@@ -1,13 +1,13 @@
 """Child processes that take the prompts of a token gate between them, each with the model loaded.
 
-    with Crew(job, numbers, processes) as crew:
+    with Crew(job, processes) as crew:
         answer = ask_the_oracle()            # beside
         crew.wait(pause, progress)
         crew.runs, crew.failure, crew.left
 
 A prompt's answer is complete on disk before the child goes on. A child that was lost (killed, out of memory) leaves
-prompts behind, which `left` names: whoever asked runs them itself. The child's side is `python -m
-npu_tools.deployment.prompt_crew JOB`; it ends by itself when its parent is gone.
+prompts behind, which `left` names: whoever asked runs them itself. The child's side is `work`; it ends by itself when
+its parent is gone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ from npu_tools.deployment.prompt_runs import Earlier, PromptRun, run_prompt
 from npu_tools.deployment.world import Array, RealWorld, RunnerRequest
 from npu_tools.errors import NpuToolsError
 from npu_tools.jobs.records import read_json, write_json
-from npu_tools.process import run_child
+from npu_tools.process import ONE_THREAD, run_child
 
+_THREADS = "".join(f"os.environ.setdefault('{name}', '1');" for name in ONE_THREAD)
+START = f"import os, sys;{_THREADS}from npu_tools.deployment.prompt_crew import work; work(sys.argv[1])"
+"""The child's first words: processes at once get one BLAS thread each, unless somebody said otherwise; with more they
+take each other's cores (twice the time on two)."""
 LOOK_EVERY_S = 0.2
 TIMEOUT_S = 24 * 3600.0
 
@@ -113,7 +117,7 @@ class Crew:
         self._collect()
 
     def _run(self, folder: Path, mine: Sequence[int]) -> None:
-        command = [sys.executable, "-P", "-m", "npu_tools.deployment.prompt_crew", str(folder)]
+        command = [sys.executable, "-P", "-c", START, str(folder)]
         run_child(command, timeout_s=TIMEOUT_S, log=folder / "log", watch=lambda _: self._ended.is_set())
 
     def _folders(self) -> list[Path]:
@@ -153,11 +157,12 @@ def _told(job: Job, mine: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def work(folder: Path) -> None:
+def work(place: str) -> None:
     """The child's side: its prompts in turn, up to the first that fails."""
     from npu_tools.architectures import Dimensions, read_config
     from npu_tools.backends import EmulatorBackend
 
+    folder = Path(place)
     told: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     parent = os.getppid()
 
@@ -204,7 +209,3 @@ def work(folder: Path) -> None:
         write_json(folder / f"prompt_{number:02d}.json", {**answer, "digests": meter.digests})
         if "failed" in answer:
             return
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from npu_tools.deployment import oracle_runs, token_gate
 from npu_tools.deployment.ledger import Ledger
 from npu_tools.deployment.machine import Machine
+from npu_tools.deployment.prompt_crew import START
 from npu_tools.deployment.site import Site
 from npu_tools.deployment.steps import BASELINE, Deployed
 from npu_tools.deployment.token_gate import GateRun, LayerLens
@@ -39,15 +39,23 @@ class Watching:
 
     def progress(self, done: float, total: float, note: str = "") -> None:
         self.said += "processes" in note
-        if "processes" in note and children():
+        found = children()
+        if "processes" in note and found:
             self.asked = self.stop
             if self.kill:
                 self.kill = False
-                os.kill(children()[0].pid, signal.SIGKILL)
+                found[0].kill()
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "npu_tools.deployment.prompt_crew" in one.cmdline()]
+    return [one for one in psutil.Process().children() if _is_ours(one)]
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return START in process.cmdline()
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def site_of(folder: Path, processes: int, teller: Any = None, **options: Any) -> Site:
