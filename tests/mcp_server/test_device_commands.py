@@ -12,6 +12,7 @@ import pytest
 from kb import open_memory
 from mcp_server import Config
 from mcp_server.config import kernels_folder, toolchain
+from mcp_server.deployments import advisor
 from mcp_server.device_lessons import lesson_behind
 from mcp_server.doctor import examine, npu_lines
 from mcp_server.first_run import Step, Walk, walk_through, write_report
@@ -20,6 +21,7 @@ from mcp_server.npu_replies import lessons_for
 from npu_tools.backends.xrt import XrtBackend
 from npu_tools.backends.xrt.outcomes import outcome
 from npu_tools.backends.xrt.profile import profile_recipe
+from npu_tools.deployment.diagnosis import Symptom
 from npu_tools.recipes import recipe
 from tests.mcp_server.test_npu_tools import ADD, answer, call, said
 from tests.stand_in.machine import PHOENIX, QUICK, StandIn
@@ -130,6 +132,22 @@ def test_lessons_of_the_device_come_from_its_own_table(memory: object) -> None:
     assert [one.id for one in told] == ["airtc-xrt-wait-holds-gil", "air1980-llvm22-stack-frame"]
     other = {**found[0], "source": "somebody else"}
     assert lesson_behind(other) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "lesson"),
+    [
+        ("compiler-crashed", "airtc-compiler-crash-peano-first"), ("kernel-build", "airtc-kernel-build-flags"),
+        ("child-died", "xrt9773-coredump-file-aborts-process"), ("child-killed", "airtc-verify-oom"),
+        ("child-segfault", "aie2809-host-tensor-smaller-than-transfer"),
+    ],
+)  # fmt: skip
+def test_a_crash_has_its_lesson_in_an_answer_and_in_a_deployment(memory: object, code: str, lesson: str) -> None:
+    found = outcome(code, how="signal 6", object="mm.o", why="no", log="x", tail="nothing").as_dict()
+    assert [one.id for one in lessons_for([found], memory, None)] == [lesson]  # type: ignore[arg-type]
+    advise = advisor(lambda: memory)  # type: ignore[arg-type, return-value]
+    speechless = Symptom("zzz", code, 1, "gemm", "tiny")
+    assert [one.id for one in advise(speechless)] == [lesson]
 
 
 def test_the_toolchain_is_found_by_upstreams_variables_and_children_get_places_only() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from npu_tools.backends.xrt import XrtBackend
 from npu_tools.backends.xrt.backend import XrtKernel
+from npu_tools.backends.xrt.outcomes import lesson_of
 from npu_tools.findings import Finding
 from npu_tools.recipes import recipe
 from tests.stand_in.behaviours import Behaviour
@@ -52,6 +53,7 @@ def assert_said(findings: tuple[Finding, ...], behaviour: Behaviour) -> None:
     assert said[0].remedy
     assert said[0].source
     assert "(unknown)" not in said[0].message + said[0].remedy
+    assert lesson_of(behaviour.code), "a failure of the real stack has a record behind it"
     if behaviour.severity == "warning":
         assert not [one for one in findings if one.severity == "error"]
 
