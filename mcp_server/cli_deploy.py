@@ -38,17 +38,26 @@ def deploy(
     workspace: Annotated[Path, typer.Option("--workspace", "-w", help="The folder of this deployment.")] = Path(),
     phase: Annotated[int | None, typer.Option(min=0, max=7, help="Only this phase, even if it passed before.")] = None,
     until: Annotated[int, typer.Option(min=0, max=7, help="The last phase to run.")] = 7,
-    backend: Annotated[Literal["emulator", "xrt"], typer.Option(help="Where kernels run.")] = "emulator",
+    backend: Annotated[
+        Literal["emulator", "xrt"] | None, typer.Option(help="Where kernels run.", show_default="emulator")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option(help="A folder of safetensors, a .gguf file, a hub id, or random:SEED.")
     ] = None,
-    seq: Annotated[int, typer.Option(min=1, help="Prompts are padded to this many tokens.")] = 256,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Prompts are padded to this many tokens.", show_default="256")
+    ] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers of the model.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, max=8, help="Prompts of the token gate.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, max=32, help="Tokens of the token gate.")] = 32,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Prompts of the token gate.", show_default="8")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=32, help="Tokens of the token gate.", show_default="32")
+    ] = None,
     convention: Annotated[
-        Literal["head", "paper"], typer.Option(help="Whose criteria decide: mlir-air's of August 2026, or the paper's.")
-    ] = "head",
+        Literal["head", "paper"] | None,
+        typer.Option(help="Whose criteria decide: mlir-air's of August 2026, or the paper's.", show_default="head"),
+    ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Ask a person after these phases, as 3,5; 'all' for every one.")
     ] = None,
@@ -66,23 +75,28 @@ def deploy(
     status: Annotated[bool, typer.Option("--status", help="Only say where the deployment stands.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take a model through eight gated phases: reference, kernels, block, model, prefill, decode, finalise, evaluator."""
+    """Take a model through eight gated phases: reference, kernels, block, model, prefill, decode, finalise, evaluator.
+
+    What WORKSPACE was opened with holds from then on: go on, look (--status) or answer with --workspace alone.
+    """
     from mcp_server.cli import open_memory
     from mcp_server.config import Config
-    from mcp_server.deployments import advisor, machine_of, model_of, ran_answer, registrar, status_answer
-    from npu_tools.deployment.machine import OpenOptions
+    from mcp_server.deployments import advisor, agree, machine_of, open_model, ran_answer, registrar, status_answer
 
     told = _Told(quiet=as_json)
     machine = machine_of(
         Config.from_environment(), workspace.absolute(), advise=advisor(open_memory), teller=told,
         ask=None if as_json or not sys.stdin.isatty() else _ask, register=registrar(open_memory),
     )  # fmt: skip
-    if model is not None:
-        options = OpenOptions(
-            seq_len=seq, backend=backend, convention=convention, layers=layers, prompts=prompts, steps=steps,
-            checkpoints=_numbers(checkpoints, as_json),
-        )  # fmt: skip
-        machine.open(model_of(model, weights, lambda given: Path(given).expanduser().absolute()), options)
+    given = {
+        "seq_len": seq, "backend": backend, "convention": convention, "layers": layers, "prompts": prompts, "steps": steps,
+        "checkpoints": _numbers(checkpoints, as_json) if checkpoints is not None else None,
+    }  # fmt: skip
+    asked = {name: value for name, value in given.items() if value is not None}
+    if model is not None and not status:
+        open_model(machine, model, weights, _absolute, asked)
+    else:
+        agree(machine, model, weights, _absolute, asked)
     _moves(machine, settings, note, about, answer, as_json)
     if status or ((settings or note) and model is None and phase is None):
         found = status_answer(machine)
@@ -115,6 +129,10 @@ class _Told:
             print(f"  {done:.0f}/{total:.0f} {note}", file=sys.stderr)
 
 
+def _absolute(given: str) -> Path:
+    return Path(given).expanduser().absolute()
+
+
 def _moves(
     machine: Machine, settings: list[str] | None, note: str | None, about: int | None, answer: str | None, as_json: bool
 ) -> None:
@@ -141,9 +159,7 @@ def _value(text: str) -> Any:
     return found if isinstance(found, int | float | bool | str) else text
 
 
-def _numbers(text: str | None, as_json: bool) -> tuple[int, ...]:
-    if text is None:
-        return ()
+def _numbers(text: str, as_json: bool) -> tuple[int, ...]:
     if text == "all":
         return tuple(range(8))
     try:
@@ -184,6 +200,11 @@ def _show_status(found: dict[str, Any]) -> None:
                 "yes" if step["kept"] else "no", escape(step["why"]),
             )  # fmt: skip
         console.print(table)
+    console.print(
+        f"ledger: {found['ledger_lines']} lines, head {found['ledger_head']} [dim](kept elsewhere, 'herdbook evaluate DIR "
+        "--head HASH' tells whether it was written anew)[/]",
+        soft_wrap=True,
+    )
 
 
 def _show_end(data: dict[str, Any]) -> None:

@@ -30,16 +30,21 @@ def evaluate(
         typer.Option(help="papers: run nothing; quick: kernels for about a minute; full: every kernel."),
     ] = "quick",
     seed: Annotated[int | None, typer.Option(min=0, help="Of samples and inputs; not to be foreseen without.")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="The ledger's head as 'herdbook deploy' printed it, from where you kept it."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Whether a deployment is what it claims: gates, recipes, files and times looked through, kernels and model run again.
 
-    A fresh process that believes nothing written before. Writes evaluation_report.md and verdict.json into DIR.
+    A fresh process that believes nothing written before. Writes evaluation_report.md and verdict.json into DIR. Somebody who
+    writes the whole folder anew, hashes and all, is found out by --head alone.
     """
     from mcp_server.config import kernels_folder
     from npu_tools.evaluator import run_evaluator
 
-    answer = run_evaluator(workspace.absolute(), kernels=kernels_folder(), seed=seed, effort=effort)
+    answer = run_evaluator(workspace.absolute(), kernels=kernels_folder(), seed=seed, effort=effort, head=head)
     if not emit(answer, as_json):
         for reason in answer["reasons"]:
             colour = "red" if reason["severity"] == "error" else "yellow"
@@ -52,6 +57,10 @@ def evaluate(
             "fail": "[red]fail[/]",
         }
         console.print(f"{words[answer['verdict']]}; {escape(str(workspace / 'evaluation_report.md'))} says more")
+        if head is None:
+            console.print(
+                f"ledger head {answer['about']['head']}: keep it elsewhere, and give it next time with --head"
+            )
     sys.exit(1 if answer["verdict"] == "fail" else 0)
 
 

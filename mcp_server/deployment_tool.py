@@ -187,8 +187,7 @@ def _machine(config: Config, folder: Path) -> Machine:
 def _start(
     machine: Machine, places: Places, model: str | None, given: dict[str, Any] | None, asked: dict[str, Any]
 ) -> None:
-    from mcp_server.deployments import model_of
-    from npu_tools.deployment.machine import OpenOptions
+    from mcp_server.deployments import open_model
     from npu_tools.errors import UnusableInput
 
     if (model is None) == (given is None):
@@ -203,9 +202,10 @@ def _start(
         where = ".".join(str(part) for part in first["loc"])
         known = ", ".join(StartOptions.model_fields)
         raise UnusableInput(f"options: {where}: {first['msg']}; there are {known}") from None
-    chosen = options.model_dump(exclude={"weights", "checkpoints"})
-    opened = OpenOptions(**chosen, checkpoints=tuple(options.checkpoints))
-    machine.open(model_of(meant, options.weights, places.path), opened)
+    chosen = options.model_dump(exclude={"weights"}, exclude_unset=True)
+    if "checkpoints" in chosen:
+        chosen["checkpoints"] = tuple(options.checkpoints)
+    open_model(machine, meant, options.weights, places.path, chosen)
 
 
 def _recipe(machine: Machine, kernel: str, file: str, text: str | None, find: str | None, why: str) -> str | None:
@@ -320,7 +320,7 @@ def _reply(
         ledger_lines=status["ledger_lines"],
         text=text,
         warnings=[each[:TEXT_CHARS] for each in warnings[:5]],
-        next_step=_next(state, upcoming, failures, question, status["unexplained"]),
+        next_step=_next(state, upcoming, failures, question, status),
     )
 
 
@@ -352,7 +352,7 @@ def _next(
     upcoming: int | None,
     failures: list[dict[str, Any]],
     question: dict[str, Any] | None,
-    unexplained: list[int],
+    status: dict[str, Any],
 ) -> str:
     match state:
         case "running":
@@ -368,8 +368,13 @@ def _next(
             )
             return f"{look} first; then set or recipe, note(about={failures[0]['line']}) what fixed it, and run again."
         case "finished":
-            return "All phases passed: read evaluation_report.md, then harvest the workspace."
+            head = status["ledger_head"]
+            return (
+                "All phases passed: read evaluation_report.md, then harvest the workspace. Give a person the ledger's head "
+                f"{head} to keep elsewhere: herdbook evaluate DIR --head {head[:16]} tells if the record is written anew."
+            )
         case _:
+            unexplained: list[int] = status["unexplained"]
             notes = f" Write notes about lines {unexplained[:5]}: phase 6 asks for them." if unexplained else ""
             return f"Call run: phase {upcoming} is next.{notes}"
 

@@ -26,6 +26,8 @@ SURE = 0.2
 """Least confidence of a lesson beside a failed gate. A gate's words are ours, so the match is by meaning; each lesson is
 shown with its confidence, and the agent is told to read it before it acts."""
 LESSONS = 3
+_KEPT = ("seq_len", "backend", "device", "convention", "prompts", "steps")
+"""Options that hold from the opening on."""
 FAILURES, TEXT_CHARS = 3, 500
 
 
@@ -71,6 +73,72 @@ def model_of(given: str | Mapping[str, Any], weights: str | None, path: Callable
     has = beside.is_file() or any(beside.glob("*.safetensors")) or any(beside.glob("*.gguf"))
     name = str(config.get("_name_or_path") or (beside.stem if beside.is_file() else beside.name))
     return Model(name, config, source or (str(beside) if has else SEEDED))
+
+
+def open_model(
+    machine: Machine,
+    given: str | Mapping[str, Any],
+    weights: str | None,
+    path: Callable[[str], Path],
+    asked: Mapping[str, Any],
+) -> None:
+    """Open a workspace for a model. `asked` are the options somebody chose; the others are as the workspace was opened
+    before, else OpenOptions' own.
+
+    Raises:
+        UnusableInput: it is opened otherwise and a phase has passed, or the model or an option is none.
+    """
+    from npu_tools.deployment.machine import OpenOptions
+    from npu_tools.deployment.site import config_digest
+
+    model, state = model_of(given, weights, path), opened_state(machine)
+    if state is None:
+        machine.open(model, OpenOptions(**asked))
+        return
+    head = state.head
+    if weights is None and model.weights == SEEDED:
+        model = replace(model, weights=str(head["weights"]))
+    known: dict[str, Any] = {name: head[name] for name in _KEPT if name in head} | {
+        "checkpoints": tuple(head.get("checkpoints") or ())
+    }
+    if head.get("layers") != head.get("layers_of_model"):
+        known["layers"] = head.get("layers")
+    elif config_digest(model.config) == head.get("config_digest"):
+        model = replace(model, name=str(head["model"]))
+    machine.open(model, OpenOptions(**{**known, **asked}))
+
+
+def agree(
+    machine: Machine, given: str | None, weights: str | None, path: Callable[[str], Path], asked: Mapping[str, Any]
+) -> None:
+    """See that a model and options somebody chose are those of the deployment that is there.
+
+    Raises:
+        UnusableInput: they contradict it, or nothing is deployed.
+    """
+    from npu_tools.deployment.site import config_digest
+    from npu_tools.errors import UnusableInput
+
+    state = machine.state()
+    chosen = dict(asked) | ({} if weights is None else {"weights": _weights(weights, path)})
+    if given is not None and state.head.get("layers") == state.head.get("layers_of_model"):
+        chosen["config_digest"] = config_digest(model_of(given, weights, path).config)
+    told = state.contradicted(chosen)
+    if told:
+        raise UnusableInput(
+            f"{machine.workspace.folder}: {told}; leave that out to go on with it, or start in a new workspace with a model"
+        )
+
+
+def opened_state(machine: Machine) -> State | None:
+    """What is deployed in a workspace; None where nothing is."""
+    if not machine.workspace.ledger.is_file():
+        return None
+    from npu_tools.deployment.ledger import Ledger
+    from npu_tools.deployment.state import State
+
+    state = State.of(Ledger.open(machine.workspace.ledger).entries())
+    return state if state.opened is not None else None
 
 
 def machine_of(
@@ -203,6 +271,7 @@ def status_answer(machine: Machine) -> dict[str, Any]:
         "unexplained": [entry.seq for entry in state.unexplained()],
         "questions": [{"line": q.seq, "question": q.question, "options": list(q.options)} for q in asked],
         "ledger_lines": state.ledger_length,
+        "ledger_head": state.ledger_head,
     }
 
 

@@ -114,10 +114,10 @@ class Machine:
             state = State.of(ledger.entries())
             body = _opening(model, config, chosen) | {"layers_of_model": model.config.get("num_hidden_layers")}
             if state.opened is not None:
-                same = {name: state.head.get(name) for name in body} == plain(body)
-                if same:
+                asked = {name: value for name, value in body.items() if name != "version"}
+                if not state.contradicted(asked):  # the tools may be newer: the line says which opened it
                     return state.opened
-                self._only_fresh(state, body)
+                self._only_fresh(state, asked)
             if not self.workspace.ledger.exists() and any(self.workspace.folder.glob("*.md")):
                 raise UnusableInput(
                     f"{self.workspace.folder} holds documents and no ledger: it is no fresh workspace; take another folder"
@@ -338,7 +338,9 @@ class Machine:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{last} ({Path(where.filename).name}:{where.lineno})"
             ended = self._broke(site, number, Diagnosis("internal", f"the phase broke off: {said}", said))
-        site.ledger.append("phase", number, {"state": "passed" if ended.passed else "failed", "summary": ended.summary})
+        state = "passed" if ended.passed else "failed"
+        last = site.ledger.append("phase", number, {"state": state, "summary": ended.summary})
+        site.teller.progress(1, 1, f"phase {number} {state}; head of the ledger {last.hash}")
         return ended
 
     def _broke(self, site: Site, number: int, why: Diagnosis) -> Ended:
@@ -384,13 +386,9 @@ class Machine:
         ledger.append("checkpoint", number, {"question": text, "options": list(CHECKPOINT_OPTIONS), "answer": None})
 
     def _only_fresh(self, state: State, body: Mapping[str, Any]) -> None:
-        passed = [each.number for each in phases() if state.status(each.number) == "passed"]
-        if passed:
-            changed = [name for name in body if plain(body[name]) != state.head.get(name)]
+        if any(state.status(each.number) == "passed" for each in phases()):
             raise UnusableInput(
-                f"{self.workspace.folder} holds the deployment of {state.head.get('model')} "
-                f"(phases {', '.join(map(str, passed))} passed) with other values of {', '.join(changed)}: go on with "
-                "that one, or take a new workspace"
+                f"{self.workspace.folder}: {state.contradicted(body)}; leave that out to go on with it, or take a new workspace"
             )
 
     def _adopt(self, ledger: Ledger) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from npu_tools.deployment.criteria import phases
-from npu_tools.deployment.ledger import Entry
+from npu_tools.deployment.ledger import Entry, plain
 
 Status = Literal["waiting", "ready", "interrupted", "failed", "passed"]
 STEPS = ("merge", "buffer_reuse", "layout")
@@ -36,6 +36,8 @@ class State:
 
     opened: Entry | None = None
     ledger_length: int = 0
+    ledger_head: str = ""
+    """Hash of the last line: kept elsewhere, it tells whether the ledger was written anew."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     recipes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     kept: dict[int, dict[str, bool]] = field(default_factory=dict[int, dict[str, bool]])
@@ -59,6 +61,19 @@ class State:
     def head(self) -> Mapping[str, Any]:
         """What the deployment was opened with; empty before."""
         return self.opened.body if self.opened else {}
+
+    def contradicted(self, asked: Mapping[str, Any]) -> str:
+        """What is asked and was opened otherwise, in words; nothing where all agrees."""
+        told = [
+            "another config"
+            if name == "config_digest"
+            else f"{name} {_shown(value)} (it has {_shown(self.head.get(name))})"
+            for name, value in asked.items()
+            if plain(value) != self.head.get(name)
+        ]
+        passed = [str(each.number) for each in phases() if self.status(each.number) == "passed"]
+        stand = f"phases {', '.join(passed)} passed" if passed else "no phase has passed"
+        return f"the deployment of {self.head.get('model')} ({stand}) contradicts {', '.join(told)}" if told else ""
 
     def status(self, number: int) -> Status:
         """How a phase stands."""
@@ -112,7 +127,7 @@ class State:
         ]
 
     def _take(self, entry: Entry) -> None:
-        self.ledger_length = entry.seq
+        self.ledger_length, self.ledger_head = entry.seq, entry.hash
         body = entry.body
         match entry.kind:
             case "opened":
@@ -176,6 +191,10 @@ class State:
             Question(q.seq, q.phase, q.question, q.options, str(body.get("answer"))) if q.seq == about else q
             for q in self.questions
         ]
+
+
+def _shown(value: Any) -> str:
+    return "none" if value in (None, [], ()) else str(value)[:200]
 
 
 def setting_for(settings: Mapping[str, Mapping[str, Any]], kernel: str, extents: str, step: str) -> dict[str, Any]:

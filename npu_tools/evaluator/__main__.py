@@ -19,14 +19,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernels", type=Path, required=True, help="the folder of shipped recipes")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--effort", choices=list(BUDGET_S), default="quick")
+    parser.add_argument("--head", default=None, help="a hash of the ledger that was kept elsewhere")
     parser.add_argument("--answer", type=Path, default=None, help="also write the verdict here")
     parser.add_argument("--leave-nothing", action="store_true", help="write nothing into the workspace")
     chosen = parser.parse_args(arguments)
     answer: dict[str, Any]
     try:
         found = evaluate(
-            chosen.workspace, chosen.kernels, seed=chosen.seed, effort=chosen.effort, write=not chosen.leave_nothing
-        )
+            chosen.workspace, chosen.kernels, seed=chosen.seed, effort=chosen.effort, head=chosen.head,
+            write=not chosen.leave_nothing,
+        )  # fmt: skip
         answer, code = found.as_dict(), 1 if found.verdict == "fail" else 0
     except NpuToolsError as error:
         answer, code = {"error": str(error)}, 2

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 from npu_tools.errors import UnusableInput
 from npu_tools.evaluator.benign import BENIGN, Benign, place_of
-from npu_tools.evaluator.cheats import CHEATS, Cheat
+from npu_tools.evaluator.cheats import CHEATS
 from npu_tools.evaluator.child import run_evaluator
 from npu_tools.evaluator.honest import Making, make_honest
 from npu_tools.evaluator.kept import Kept
-from npu_tools.evaluator.planting import Planted
+from npu_tools.evaluator.planting import Cheat, Planted
 
 SEED = 5
 """Of the samples, so that two benches see the same."""
@@ -126,6 +126,7 @@ def measure_evaluator(
 
 
 def _benign(one: Benign, honest: Path, target: Path, kernels: Path) -> Row:
+    head: str | None = None
     if one.make is not None:
         try:
             make_honest(one.make(Making(str(target), str(kernels))))
@@ -133,17 +134,20 @@ def _benign(one: Benign, honest: Path, target: Path, kernels: Path) -> Row:
             return Row("honest", one.name, one.what, "", NOT_MADE, (), str(error), ok=False, wall_s=0.0)
     else:
         copy = Planted.copy(honest, target, kernels)
+        head = str(copy.lines()[-1]["hash"]) if one.head else None
         assert one.plant is not None
         one.plant(copy)
-    return _honest(one.name, one.what, target, kernels)
+    return _honest(one.name, one.what, target, kernels, head)
 
 
 def _cheat(cheat: Cheat, honest: Path, target: Path, kernels: Path) -> Row:
     started = time.monotonic()
-    cheat.plant(Planted.copy(honest, target, kernels))
+    copy = Planted.copy(honest, target, kernels)
+    head = str(copy.lines()[-1]["hash"]) if cheat.head else None
+    cheat.plant(copy)
     found: dict[str, Any] = {}
     for effort in ("papers", "quick"):
-        found = run_evaluator(target, kernels=kernels, seed=SEED, effort=effort)
+        found = run_evaluator(target, kernels=kernels, seed=SEED, effort=effort, head=head)
         if any(reason["code"] in cheat.codes for reason in found["reasons"]):
             break
     codes = tuple(dict.fromkeys(str(reason["code"]) for reason in found["reasons"]))
@@ -156,11 +160,11 @@ def _cheat(cheat: Cheat, honest: Path, target: Path, kernels: Path) -> Row:
     )  # fmt: skip
 
 
-def _honest(name: str, what: str, target: Path, kernels: Path) -> Row:
+def _honest(name: str, what: str, target: Path, kernels: Path, head: str | None) -> Row:
     started = time.monotonic()
     found: dict[str, Any]
     try:
-        found = run_evaluator(target, kernels=kernels, seed=SEED)
+        found = run_evaluator(target, kernels=kernels, seed=SEED, head=head)
     except UnusableInput as error:
         found = {"verdict": "fail", "reasons": [{"code": "not_checked", "text": str(error), "severity": "error"}]}
     accused = [reason for reason in found["reasons"] if reason["severity"] == "error"]

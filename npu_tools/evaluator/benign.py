@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from npu_tools.deployment.ledger import Ledger
 from npu_tools.evaluator.honest import Making
 from npu_tools.evaluator.planting import Planted
 
@@ -24,6 +25,8 @@ class Benign:
     what: str
     plant: Callable[[Planted], None] | None = None
     make: Callable[[Making], Making] | None = None
+    head: bool = False
+    """Whether the hash of the last line was kept elsewhere before the difference."""
 
 
 def _nothing(_: Planted) -> None:
@@ -75,6 +78,15 @@ def _evaluated_before(copy: Planted) -> None:
     (copy.folder / "evaluation_report.md").write_text("# Old\n", encoding="utf-8")
 
 
+def _gone_on(copy: Planted) -> None:
+    """Notes written after an evaluation and after somebody wrote the head down."""
+    from npu_tools.evaluator.evaluate import evaluate
+
+    evaluate(copy.folder, copy.shipped, seed=1, effort="papers")
+    ledger = Ledger.open(copy.workspace.ledger)
+    ledger.append("note", 7, {"text": "the verdict was read", "by": "person"})
+
+
 BENIGN: tuple[Benign, ...] = (
     Benign("another place", "the workspace copied elsewhere", plant=_nothing),
     Benign("notes edited", "notes and documents with remarks", plant=_notes),
@@ -84,10 +96,12 @@ BENIGN: tuple[Benign, ...] = (
     Benign("a recipe's page edited", "README.md of a recipe", plant=_page),
     Benign("times of files", "every file touched", plant=_touched),
     Benign("evaluated before", "an old verdict lies there", plant=_evaluated_before),
+    Benign("gone on", "evaluated, its head kept elsewhere, notes written since", plant=_gone_on, head=True),
     Benign("another seed", "other weights", make=lambda m: replace(m, seed=11)),
     Benign("two threads", "deployed with two BLAS threads", make=lambda m: replace(m, threads=2)),
     Benign("other tiles", "a tile size chosen by hand", make=lambda m: replace(m, settings={"gemm": {"tile_m": 16}})),
     Benign("killed and resumed", "ended hard in the middle of phase 1", make=lambda m: replace(m, stop_at=14, fails_first=False)),
+    Benign("killed while it failed", "ended hard among failing gates, then mended", make=lambda m: replace(m, stop_at=16)),
     Benign("killed late", "ended hard in an optimisation", make=lambda m: replace(m, stop_at=44, fails_first=False)),
     Benign(
         "checkpoint answered", "a person was asked twice", make=lambda m: replace(m, checkpoints=(1, 3), fails_first=False)

@@ -1,29 +1,19 @@
 """Ways to cheat, each planted in a copy of an honest deployment, with the reason by which it must be caught.
 
-Every one but the first keeps the chain whole: a liar who can write the ledger can hash it.
+Every one but the first keeps the chain whole: a liar who can write the ledger can hash it. forgeries.py has those that
+go further and make the rest of the workspace fit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npu_tools.evaluator.planting import Line, Planted, attempts, part
-
-
-@dataclass(frozen=True, slots=True)
-class Cheat:
-    """One way: what is done, the codes of which one must be given, and how to plant it."""
-
-    name: str
-    what: str
-    codes: tuple[str, ...]
-    plant: Callable[[Planted], None]
+from npu_tools.evaluator.forgeries import FORGERIES
+from npu_tools.evaluator.planting import Cheat, Line, Planted, attempts, part
 
 
 def _broken_chain(copy: Planted) -> None:
@@ -503,4 +493,5 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat("kernel not gated", "the failing kernel left out", ("kernel_ungated",), _kernel_not_gated),
     Cheat("weights of another seed", "results of other weights", ("wrong_weights",), _other_weights),
     Cheat("config changed", "another rope_theta than opened with", ("config_changed",), _other_config),
+    *FORGERIES,
 )  # fmt: skip

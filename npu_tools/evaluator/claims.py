@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,11 @@ class Claims:
     def weights(self) -> str:
         """Where the weights come from."""
         return str(self.opened.get("weights") or "")
+
+    @property
+    def same_version(self) -> bool:
+        """Whether it was deployed by the tools that look at it now."""
+        return self.opened.get("version") == tools_version()
 
     def attempts(self, phase: int) -> list[Entry]:
         """All attempts of a phase, whenever made."""
@@ -127,9 +133,25 @@ def read_claims(folder: Path, shipped: Path) -> Claims:
     return Claims(workspace, shipped, entries, state, cast("dict[str, Any]", config), dims, broken)
 
 
+def tools_version() -> str:
+    """The version of the tools, as a deployment's opening line has it."""
+    try:
+        return version("herdbook")
+    except PackageNotFoundError:
+        return "0+source"
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value` if it is an object, else an empty one: claims may have any form."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def content(path: Path) -> Mapping[str, Any]:
+    """The object of a JSON file; an empty one where there is none."""
+    try:
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import numpy as np
 
 from npu_tools.errors import NpuToolsError, UnusableInput
-from npu_tools.evaluator import again, gates, recipes, record, rederive, results, times
+from npu_tools.evaluator import again, figures, gates, history, recipes, record, rederive, results, times
 from npu_tools.evaluator.claims import Claims, read_claims
 from npu_tools.evaluator.coverage import audit_staleness, changed_kernels, deployed_kernels
 from npu_tools.evaluator.reasons import CODES, Reason, Result, verdict_of
 from npu_tools.evaluator.rederive import Checked
-from npu_tools.evaluator.reference_again import audit_greedy
+from npu_tools.evaluator.reference_again import audit_greedy, audit_steps
 from npu_tools.jobs.records import write_json
 from npu_tools.models.weights import open_weights
 from npu_tools.oracle import Decomposition
@@ -33,7 +33,7 @@ Effort = Literal["papers", "quick", "full"]
 """papers: nothing is run. quick: every kernel of the plan once, as far as a minute reaches. full: all of them."""
 BUDGET_S: dict[Effort, float] = {"papers": 0.0, "quick": 60.0, "full": 3600.0}
 MODEL_TIMEOUT_S = 3600.0
-FATAL = {"chain_broken", "config_changed", "wrong_weights"}
+FATAL = {"chain_broken", "config_changed", "head_differs", "wrong_weights"}
 """After these there is no deployment to run again."""
 REPORT, VERDICT = "evaluation_report.md", "verdict.json"
 Told = Callable[[str], None]
@@ -69,11 +69,12 @@ class Evaluation:
 
 def evaluate(
     workspace: Path, kernels: Path, *, seed: int | None = None, effort: Effort = "quick", told: Told | None = None,
-    write: bool = True,
+    write: bool = True, head: str | None = None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a deployment, and leave evaluation_report.md and verdict.json in its folder.
 
     `kernels` is the folder of shipped recipes. The seed decides samples and inputs; without one it is not to be foreseen.
+    `head` is a hash of the ledger that was kept elsewhere, or the first letters of one.
 
     Raises:
         UnusableInput: no deployment in the folder, or nothing can be written there.
@@ -84,10 +85,10 @@ def evaluate(
     found.about = {
         "model": claims.opened.get("model"), "weights": claims.weights, "seq_len": claims.seq_len,
         "layers": claims.dims.layers, "backend": claims.opened.get("backend"), "convention": claims.convention,
-        "ledger_lines": len(claims.entries), "head": claims.entries[-1].hash if claims.entries else "",
+        "ledger_lines": len(claims.entries), "head_kept_elsewhere": head, "head": claims.entries[-1].hash if claims.entries else "",
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="evaluation-", ignore_cleanup_errors=True) as place:
-        _all(claims, found, Path(place), told or (lambda _: None))
+        _all(claims, found, Path(place), told or (lambda _: None), head)
     found.reasons = _distinct(found.reasons)
     if write:
         from npu_tools.evaluator.report import report
@@ -100,7 +101,7 @@ def evaluate(
     return found
 
 
-def _all(claims: Claims, found: Evaluation, place: Path, told: Told) -> None:
+def _all(claims: Claims, found: Evaluation, place: Path, told: Told, head: str | None) -> None:
     rng = np.random.default_rng(found.seed)
     together = recipes.merged(claims, place)
 
@@ -113,10 +114,11 @@ def _all(claims: Claims, found: Evaluation, place: Path, told: Told) -> None:
             found.reasons.append(Reason("not_checked", f"{name} could not be looked at: {error}", name))
         found.audits[name] = (len(found.reasons) - before, time.monotonic() - started)
 
-    audit("record", lambda: record.audit_record(claims))
+    audit("record", lambda: (*history.audit_head(claims, head), *record.audit_record(claims)))
     audit("gates", lambda: gates.audit_gates(claims))
     audit("recipes", lambda: recipes.audit_recipes(claims, together))
     audit("files", lambda: results.audit_files(claims))
+    audit("figures", lambda: figures.audit_figures(claims))
     audit("times", lambda: times.audit_times(claims, together))
     running: list[rederive.KernelClaim] = []
 
@@ -140,6 +142,7 @@ def _all(claims: Claims, found: Evaluation, place: Path, told: Told) -> None:
     audit("tokens", lambda: results.audit_tokens(claims, made))
     full = found.effort == "full"
     asked = place / "greedy"
+    audit("reference steps", lambda: audit_steps(claims, made))
     audit("reference again", lambda: audit_greedy(claims, made, asked, whole=full, checked=found.checked))
     changed = recipes.affected(claims, together)
     running += changed_kernels(claims, recipes.overridden(claims), running)

@@ -7,9 +7,10 @@ from typing import Any
 
 from npu_tools.deployment.criteria import Criterion, phases
 from npu_tools.deployment.ledger import Entry
+from npu_tools.deployment.world import RealWorld
 from npu_tools.errors import NpuToolsError
 from npu_tools.evaluator import standards
-from npu_tools.evaluator.claims import LAST_PHASE, Claims, line, mapping, rows, subject
+from npu_tools.evaluator.claims import LAST_PHASE, Claims, line, mapping, prompts_of, rows, subject
 from npu_tools.evaluator.reasons import Reason
 from npu_tools.recipes import Recipe, recipe
 
@@ -17,6 +18,7 @@ from npu_tools.recipes import Recipe, recipe
 def audit_gates(claims: Claims) -> Iterator[Reason]:
     """What speaks against the attempts the deployment rests on."""
     yield from _opened(claims)
+    yield from _measured(claims)
     for phase in phases():
         if phase.number > LAST_PHASE or claims.state.status(phase.number) != "passed":
             continue
@@ -25,11 +27,12 @@ def audit_gates(claims: Claims) -> Iterator[Reason]:
         for entry in vouching:
             yield from _criteria(claims, entry)
             yield from _extent(claims, entry)
-            yield from _measured(entry)
             if entry.body.get("gate") == "kernel":
                 yield from _tolerance(claims, entry)
         if phase.number in (3, 4, 5):
             yield from _breadth(claims, vouching)
+            yield from _over_all(claims, phase.number, vouching)
+    yield from _prompts(claims)
     for entry in claims.state.attempts:
         if entry.body.get("passed") is False:
             continue
@@ -110,10 +113,48 @@ def _extent(claims: Claims, entry: Entry) -> Iterator[Reason]:
         yield Reason("sequence_shortened", text, line(entry))
 
 
-def _measured(entry: Entry) -> Iterator[Reason]:
-    backend = str(entry.body.get("backend") or "")
-    if backend == "emulator" and entry.body.get("measured_us") is not None:
-        yield Reason("measured_on_emulator", "a measured time from the emulator", line(entry))
+def _over_all(claims: Claims, phase: int, vouching: list[Entry]) -> Iterator[Reason]:
+    """A phase ends with a gate over all prompts of what it kept; trials see one."""
+    kept = max((step.seq for step in claims.state.steps if step.phase == phase and step.body.get("kept")), default=0)
+    if not any(not entry.body.get("trial") and prompts_of(entry) and entry.seq > kept for entry in vouching):
+        text = f"phase {phase} passed on trials with one prompt; nothing it kept was gated with all of them"
+        yield Reason("gate_shrunk", text, f"phase {phase}")
+
+
+def _prompts(claims: Claims) -> Iterator[Reason]:
+    """The prompts are not the deployment's to choose: texts by the model's tokenizer, else seeded token ids."""
+    source, world = claims.weights, RealWorld(claims.shipped)
+    room = claims.seq_len
+    if claims.dims.max_positions:
+        room = min(room, claims.dims.max_positions - _asked(claims, "steps", standards.TOKEN_STEPS))
+    count = _asked(claims, "prompts", standards.TOKEN_PROMPTS)
+    wanted = world.prompts(source, claims.dims, count, room)
+    for entry in claims.model_gates():
+        if prompts_of(entry) == wanted[: len(prompts_of(entry))]:
+            continue
+        text = f"the gate's prompts are not those of {source}: {prompts_of(entry)[:1]} for {wanted[:1]}"[:300]
+        seeded = not source.startswith("random:") and wanted == world.prompts("random:0", claims.dims, count, room)
+        if claims.same_version and not seeded:
+            yield Reason("prompts_changed", text, line(entry))
+        else:  # another version may have other texts; without its tokenizer they cannot be made
+            yield Reason("not_checked", f"{text}; another version or no tokenizer here", line(entry))
+        return
+
+
+def _measured(claims: Claims) -> Iterator[Reason]:
+    """Times called measured where no device ran, or that are the cost model's."""
+    backend = str(claims.opened.get("backend") or "")
+    for entry in (*claims.state.attempts, *claims.state.steps):
+        noted = mapping(mapping(entry.body.get("metrics")).get("time"))
+        measured = entry.body.get("measured_us") is not None or "measured" in (
+            entry.body.get("timing"),
+            noted.get("timing"),
+        )
+        if measured and (backend == "emulator" or entry.body.get("backend") == "emulator"):
+            yield Reason("measured_on_emulator", "a time from the emulator is called measured", line(entry))
+        elif entry.kind == "attempt" and entry.body.get("backend") not in (backend, None):
+            text = f"ran on {entry.body.get('backend')}; the deployment is for {backend}"
+            yield Reason("criteria_inconsistent", text, line(entry))
 
 
 def _tolerance(claims: Claims, entry: Entry) -> Iterator[Reason]:
@@ -123,7 +164,10 @@ def _tolerance(claims: Claims, entry: Entry) -> Iterator[Reason]:
     if not name:
         return
     rule = shipped_tolerance(claims, name, about)
-    if rule is None or not said:
+    if rule is None:
+        return
+    if not said:
+        yield Reason("tolerance_loosened", f"{name} passed without saying by which tolerance", line(entry))
         return
     kernel, tier, rtol, atol = rule
     for key, wanted in (("rtol", rtol), ("atol", atol)):

@@ -27,6 +27,7 @@ TINY: Mapping[str, Any] = {
     "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
 SEQ_LEN, PROMPTS, STEPS = 64, 2, 32
+TOO_LARGE = 8192
 TIMEOUT_S = 1200.0
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -107,9 +108,9 @@ def _made(making: Making) -> int:
     options = OpenOptions(seq_len=SEQ_LEN, prompts=PROMPTS, steps=STEPS, checkpoints=making.checkpoints)
     fresh = not (Path(making.folder) / "ledger.jsonl").exists()
     machine.open(Model("tiny", {**TINY, **making.config}, f"random:{making.seed}"), options)
+    if making.fails_first:
+        _fail_and_mend(machine, fresh)
     if fresh:
-        if making.fails_first:
-            _fail_and_mend(machine)
         for key, values in making.settings.items():
             machine.set(key, values, why="tried by hand")
         for name, text in making.recipes.items():
@@ -124,9 +125,12 @@ def _made(making: Making) -> int:
     return 0 if ran.state in ("passed", "finished") else 1
 
 
-def _fail_and_mend(machine: Any) -> None:
-    """A tile no core has room for, what the gate said of it, and the choice taken back."""
-    machine.set("gemm", {"tile_m": 8192}, why="fewer, larger tiles")
+def _fail_and_mend(machine: Any, fresh: bool) -> None:
+    """A tile no core has room for, what the gate said of it, and the choice taken back; also after a kill in it."""
+    if fresh:
+        machine.set("gemm", {"tile_m": TOO_LARGE}, why="fewer, larger tiles")
+    if machine.state().settings.get("gemm", {}).get("tile_m") != TOO_LARGE:
+        return
     ran = machine.run(last=1)
     for failed in ran.failures:
         machine.note("the tile does not fit a core; the rules choose again", about=failed.seq)

@@ -20,6 +20,20 @@ from npu_tools.deployment.ledger import FIRST, canonical, digest
 from npu_tools.deployment.workspace import Workspace, file_digest
 
 Line = dict[str, Any]
+NAMING = {"step": "gate_seq", "answer": "checkpoint", "note": "about"}
+"""By which key a kind of line names another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """One way to cheat: what is done, the codes of which one must be given, and how to plant it. With `head`, the hash
+    of the honest ledger's last line was kept elsewhere."""
+
+    name: str
+    what: str
+    codes: tuple[str, ...]
+    plant: Callable[[Planted], None]
+    head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,22 @@ class Planted:
         self.workspace.ledger.write_text("".join(canonical(line) + "\n" for line in kept), encoding="utf-8")
         head = self.workspace.ledger.with_name(f"{self.workspace.ledger.stem}.head.json")
         head.write_text(json.dumps({"seq": len(kept), "hash": previous}), encoding="utf-8")
+
+    def remove(self, gone: set[int]) -> None:
+        """Lines taken out, with notes about them, and every line that names another by its number made to fit."""
+
+        def change(lines: list[Line]) -> list[Line]:
+            gone.update(line["seq"] for line in lines if line["kind"] == "note" and line["body"].get("about") in gone)
+            kept = [line for line in lines if line["seq"] not in gone]
+            for line in kept:
+                named = [(line["body"], NAMING.get(line["kind"], ""))]
+                named += [(one, "taken_from") for one in part(line, "metrics").get("prompts", [])]
+                for holder, key in named:
+                    if isinstance(holder.get(key), int):
+                        holder[key] -= sum(each < holder[key] for each in gone)
+            return kept
+
+        self.rewrite(change)
 
     def array(self, path: Path | str, change: Callable[[Any], Any]) -> None:
         """An array of the results replaced, its digest in the ledger with it."""

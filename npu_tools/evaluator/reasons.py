@@ -16,6 +16,12 @@ CODES: dict[str, tuple[Severity, str]] = {
     "unsupported": ("error", "the config is of an architecture that cannot run here"),
     "incomplete": ("error", "a phase did not pass, or passed before the phases it needs"),
     "history_removed": ("error", "an attempt that was made is not in the ledger any more"),
+    "head_differs": ("error", "the ledger is not the one whose last hash was kept elsewhere"),
+    "verdict_foreign": (
+        "error",
+        "the verdict lying there is of another ledger, or of this one before lines were removed",
+    ),
+    "clock_ahead": ("error", "a line carries a time that has not come yet"),
     "clock_backwards": ("warning", "a line is older than the one before it"),
     # the gates
     "criteria_missing": ("error", "a phase passed without showing what it must show"),
@@ -23,13 +29,15 @@ CODES: dict[str, tuple[Severity, str]] = {
     "criteria_inconsistent": ("error", "a criterion or attempt is marked passed though its own figures say otherwise"),
     "convention_swapped": ("error", "a gate was judged by another convention than the deployment's"),
     "tolerance_loosened": ("error", "a kernel was judged by another tolerance than its own"),
+    "prompts_changed": ("error", "the token gate saw other prompts than every deployment is gated with"),
     "gate_shrunk": ("error", "the token gate saw fewer prompts or steps than it must"),
     "gate_small": ("warning", "the deployment was opened with a smaller gate than upstream's"),
+    "model_cut": ("warning", "the deployment was opened for fewer layers than the model has"),
     "layers_skipped": ("error", "fewer layers were run than the model has"),
     "sequence_shortened": ("error", "gates ran at another length than the deployment claims"),
     "kernel_ungated": ("error", "a kernel of the model was never gated at the shape and settings it runs with"),
     # what was kept
-    "results_missing": ("error", "a file of results that a gate names is not there"),
+    "results_missing": ("error", "a file that a gate names, or that every deployment leaves, is not there"),
     "results_changed": ("error", "a file of results is not the one its gate saw"),
     "results_unknown": ("warning", "files of results that no gate names"),
     "results_contradict": ("error", "figures in the ledger do not follow from the files they were taken from"),
@@ -57,7 +65,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "measured_on_emulator": ("error", "a time is called measured, and no device ran"),
     # papers
     "settings_differ": ("warning", "settings.json is not what the ledger decided; the ledger holds"),
-    "documents_differ": ("warning", "a generated document says other than the ledger"),
+    "document_missing": ("warning", "a document written from the ledger is not there; the ledger holds"),
     "model_drifts": (
         "warning",
         "the deployed path is near the reference on fresh prompts, and not as near as gates ask",

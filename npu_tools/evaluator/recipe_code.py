@@ -85,8 +85,8 @@ def _reaching_out(path: Path, tree: ast.Module) -> Iterator[Reason]:
         match node:
             case ast.Import(names=names):
                 told = next((f"imports {one.name}" for one in names if one.name not in MAY_IMPORT), "")
-            case ast.ImportFrom(module=module):
-                told = f"imports from {module}" if module not in MAY_IMPORT else ""
+            case ast.ImportFrom(module=module, level=level):
+                told = f"imports from {'.' * level}{module or ''}" if level or module not in MAY_IMPORT else ""
             case ast.Call(func=ast.Name(id=name)) if name in NO_CALLS:
                 told = f"calls {name}"
             case ast.Attribute(attr=name) if name in NO_ATTRIBUTES or _dunder(name):

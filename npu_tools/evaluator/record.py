@@ -1,16 +1,21 @@
-"""The record itself: chain, clock, phases, and signs that something was taken out of it."""
+"""The record itself: chain, clock, config, phases, an earlier verdict; what was taken out of it is history.py's."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
+from npu_tools.architectures import published
 from npu_tools.deployment.criteria import phases
 from npu_tools.deployment.site import config_digest
-from npu_tools.evaluator.claims import LAST_PHASE, Claims, line, mapping, rows, subject
+from npu_tools.evaluator.claims import LAST_PHASE, Claims, content, line, mapping
+from npu_tools.evaluator.history import audit_history
 from npu_tools.evaluator.reasons import Reason
+
+AHEAD = timedelta(hours=26)
+"""A clock may be an hour zone off, which is 14 hours at most, and a day on top of that; not more."""
 
 
 def audit_record(claims: Claims) -> Iterator[Reason]:
@@ -18,9 +23,11 @@ def audit_record(claims: Claims) -> Iterator[Reason]:
     if claims.broken is not None:
         yield claims.broken
     yield from _clock(claims)
+    yield from _ahead(claims)
     yield from _config(claims)
     yield from _phases(claims)
-    yield from _removed(claims)
+    yield from _verdict(claims)
+    yield from audit_history(claims)
     for entry in claims.state.unexplained():
         text = f"the {entry.body.get('gate')} gate failed and passed later; no note is about it"
         yield Reason("failure_unexplained", text, line(entry))
@@ -33,6 +40,19 @@ def _clock(claims: Claims) -> Iterator[Reason]:
             return
 
 
+def _ahead(claims: Claims) -> Iterator[Reason]:
+    now = datetime.now(UTC)
+    for entry in claims.entries:
+        try:
+            then = datetime.fromisoformat(entry.time)
+        except (TypeError, ValueError):
+            yield Reason("clock_ahead", f"{str(entry.time)[:40]!r} is no time", line(entry))
+            return
+        if (then if then.tzinfo else then.replace(tzinfo=UTC)) > now + AHEAD:
+            yield Reason("clock_ahead", f"{entry.time} has not come yet: it is {now:%Y-%m-%dT%H:%MZ}", line(entry))
+            return
+
+
 def _config(claims: Claims) -> Iterator[Reason]:
     said, name = claims.opened.get("config_digest"), claims.workspace.config.name
     if isinstance(said, str) and said != config_digest(claims.config):
@@ -41,6 +61,38 @@ def _config(claims: Claims) -> Iterator[Reason]:
     if isinstance(layers, int) and layers != claims.dims.layers:
         text = f"opened for {layers} layers; the config has {claims.dims.layers}"
         yield Reason("layers_skipped", text, "the opening line")
+    yield from _cut(claims)
+
+
+def _cut(claims: Claims) -> Iterator[Reason]:
+    """Fewer layers than the model has, by what the opening says or the published config of that name."""
+    name = str(claims.opened.get("model") or "")
+    layers: list[Any] = [claims.opened.get("layers_of_model")]
+    layers += [
+        each.config.get("num_hidden_layers")
+        for each in published()
+        if name.casefold() in (each.name.casefold(), each.repo.casefold())
+    ]
+    whole = max((each for each in layers if isinstance(each, int)), default=claims.dims.layers)
+    if whole > claims.dims.layers:
+        yield Reason("model_cut", f"{claims.dims.layers} of {whole} layers of {name} are deployed", "the opening line")
+
+
+def _verdict(claims: Claims) -> Iterator[Reason]:
+    """verdict.json beside the ledger it says it judged; and phase 7, where the ledger claims it passed."""
+    said = content(claims.folder / "verdict.json")
+    head = mapping(said.get("about")).get("head")
+    known = {entry.hash for entry in claims.entries}
+    if claims.broken is None and said and (head is not None or said.get("verdict") != "fail") and head not in known:
+        text = f"verdict.json judged a ledger that ended in {str(head)[:12]}; this one has no such line"
+        yield Reason("verdict_foreign", text, "verdict.json")
+    if claims.state.status(LAST_PHASE + 1) != "passed":
+        return
+    evaluated = [entry for entry in claims.attempts(LAST_PHASE + 1) if entry.body.get("passed") is True]
+    verdicts = [str(mapping(entry.body.get("metrics")).get("verdict")) for entry in evaluated]
+    if not verdicts or not verdicts[-1].startswith("pass"):
+        text = f"phase 7 passed; its evaluator's verdict was {verdicts[-1] if verdicts else 'never given'}"
+        yield Reason("criteria_inconsistent", text, line(evaluated[-1]) if evaluated else "phase 7")
 
 
 def _phases(claims: Claims) -> Iterator[Reason]:
@@ -72,98 +124,3 @@ def _phases(claims: Claims) -> Iterator[Reason]:
             if first > passed:
                 text = f"phase {phase.number} passed before phase {needed}, which it needs"
                 yield Reason("incomplete", text, f"ledger line {passed}")
-
-
-def _removed(claims: Claims) -> Iterator[Reason]:
-    """Gaps in what was counted, references to lines that are something else, results of attempts nobody tells of."""
-    seen: dict[tuple[object, ...], list[int]] = {}
-    for entry in claims.state.attempts:
-        number = entry.body.get("number")
-        if isinstance(number, int):
-            told = json.dumps(subject(entry), sort_keys=True, default=str)
-            seen.setdefault((entry.body.get("gate"), entry.phase, told), []).append(number)
-    for (gate, phase, _), numbers in seen.items():
-        missing = sorted(set(range(1, max(numbers) + 1)) - set(numbers))
-        if missing:
-            text = f"attempt {missing[0]} of a {gate} gate of phase {phase} is missing; the last is {max(numbers)}"
-            yield Reason("history_removed", text, "attempts in the ledger")
-    yield from _dangling(claims)
-    yield from _untold(claims)
-
-
-def _dangling(claims: Claims) -> Iterator[Reason]:
-    """Lines and files that name a line by its number, and mean another than stands there."""
-    by_seq = {entry.seq: entry for entry in claims.entries}
-
-    def kind(seq: object) -> str:
-        return by_seq[seq].kind if isinstance(seq, int) and seq in by_seq else "no line"
-
-    for entry in claims.entries:
-        key, wanted = {"step": ("gate_seq", "attempt"), "answer": ("checkpoint", "checkpoint")}.get(
-            entry.kind, ("", "")
-        )
-        seq = entry.body.get(key)
-        if isinstance(seq, int) and (kind(seq) != wanted or by_seq[seq].phase != entry.phase):
-            text = (
-                f"a {entry.kind} is about line {seq} as {_article(wanted)} of its phase; that is {_article(kind(seq))}"
-            )
-            yield Reason("history_removed", text, line(entry))
-        about = entry.body.get("about") if entry.kind == "note" else None
-        if isinstance(about, int) and about >= entry.seq:
-            yield Reason("history_removed", f"a note is about line {about}, which comes after it", line(entry))
-    for path in sorted(claims.folder.glob("results/phase_1/registry.json")):
-        for row in rows(_content(path).get("rows")):
-            seq = row.get("attempt")
-            about = subject(by_seq[seq]) if isinstance(seq, int) and kind(seq) == "attempt" else mapping(None)
-            if (about.get("kernel"), about.get("shape")) != (row.get("kernel"), row.get("shape")):
-                text = f"registry.json takes {row.get('kernel')} from line {seq}, which is another line now"
-                yield Reason("history_removed", text, path.relative_to(claims.folder).as_posix())
-                return
-
-
-def _untold(claims: Claims) -> Iterator[Reason]:
-    """Folders of attempts' results that no attempt names: a killed run leaves one, and the ledger tells of the kill."""
-    known = {str(Path(path).parts[2]) for path in claims.results() if len(Path(path).parts) > 3}
-    for number in range(LAST_PHASE + 1):
-        folder = claims.folder / "results" / f"phase_{number}"
-        told = {entry.body.get("gate") for entry in claims.attempts(number)}
-        untold = [
-            place for place in sorted(folder.glob("*_[0-9]*"))
-            if place.is_dir() and place.name not in known and place.name.rpartition("_")[0] in told and _holds(place)
-        ]  # fmt: skip
-        if len(untold) <= _interrupted(claims, number):
-            continue
-        relative = untold[-1].relative_to(claims.folder).as_posix()
-        text = f"{relative} holds results of an attempt, no attempt in the ledger made them, and no run was cut off"
-        yield Reason("history_removed", text, relative)
-
-
-def _interrupted(claims: Claims, phase: int) -> int:
-    """How often a run of the phase did not come to an end of its own: killed, stopped, or broken off by an error."""
-    count, running = 0, False
-    for entry in claims.entries:
-        if entry.phase != phase:
-            continue
-        state = entry.body.get("state") if entry.kind == "phase" else None
-        if state == "started":
-            count, running = count + running, True
-        elif state in ("passed", "failed"):
-            running = False
-        elif entry.kind == "attempt" and set(subject(entry)) == {"phase"}:
-            count += 1
-    return count + running
-
-
-def _holds(place: Path) -> bool:
-    return any(path.is_file() and path.suffix != ".part" for path in place.rglob("*"))
-
-
-def _content(path: Path) -> Mapping[str, object]:
-    try:
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
-
-
-def _article(word: str) -> str:
-    return word if word == "no line" else f"an {word}" if word[0] in "aeio" else f"a {word}"

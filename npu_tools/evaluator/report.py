@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from npu_tools.evaluator.evaluate import Evaluation
 from npu_tools.evaluator.reasons import CODES, Reason
 
@@ -21,8 +24,7 @@ def report(found: Evaluation) -> str:
         f"# Evaluation of {about.get('model')}", "", WORDS[found.verdict], "",
         f"Weights `{about.get('weights')}`, {about.get('layers')} layers, {about.get('seq_len')} tokens, "
         f"backend {about.get('backend')}, convention {about.get('convention')}. "
-        f"Ledger of {about.get('ledger_lines')} lines, last hash `{str(about.get('head'))[:12]}`. "
-        f"Seed {found.seed}, effort {found.effort}.", "",
+        f"Seed {found.seed}, effort {found.effort}.", "", *_head(about), "",
     ]  # fmt: skip
     errors = [reason for reason in found.reasons if reason.severity == "error"]
     warnings = [reason for reason in found.reasons if reason.severity == "warning"]
@@ -33,6 +35,15 @@ def report(found: Evaluation) -> str:
     lines += [f"| {name} | {count or '–'} | {took:.1f} |" for name, (count, took) in found.audits.items()]
     lines += ["", *_again(found), "", "Times in this deployment are modelled unless a line says measured."]
     return "\n".join(lines) + "\n"
+
+
+def _head(about: Mapping[str, Any]) -> list[str]:
+    """What the chain proves, and what only a hash kept elsewhere does."""
+    lines = [f"Ledger of {about.get('ledger_lines')} lines; the last one's hash is `{about.get('head')}`."]
+    if about.get("head_kept_elsewhere"):
+        return [*lines, f"It was held against `{about['head_kept_elsewhere']}`, kept elsewhere."]
+    return [*lines, "Keep it elsewhere: a chain rewritten whole, with all its files, looks like an honest one, and only "
+            "`herdbook evaluate DIR --head HASH` tells them apart."]  # fmt: skip
 
 
 def _table(reasons: list[Reason]) -> list[str]:

@@ -83,8 +83,8 @@ def audit_kernel_results(claims: Claims, made: Made) -> Iterator[Reason]:
 def _kernel(claims: Claims, entry: Entry) -> Iterator[Reason]:
     about = subject(entry)
     name, seed = str(about.get("kernel")), about.get("seed")
-    stored = _stored(claims, entry)
-    if not isinstance(seed, int) or not stored:
+    kept = stored(claims, entry)
+    if not isinstance(seed, int) or not kept:
         return
     try:
         found = recipe(claims.shipped, name)
@@ -95,7 +95,7 @@ def _kernel(claims: Claims, entry: Entry) -> Iterator[Reason]:
         return  # audit_kernels says what cannot be set up
     for output, reference in wanted.items():
         expected = _thinned(np.asarray(reference, np.float32))
-        theirs, ours = stored.get(f"{output}_reference"), stored.get(output)
+        theirs, ours = kept.get(f"{output}_reference"), kept.get(output)
         title = f"{name} {'x'.join(str(size) for size in mapping(about.get('shape')).values())}: {output}"
         if theirs is not None and _error(theirs, expected) > SAME_REFERENCE:
             text = f"{title}: the stored reference is not what the shipped recipe gives for seed {seed}"
@@ -120,9 +120,9 @@ def _few_bits(reference: Array) -> bool:
 
 def audit_reference(claims: Claims, made: Made) -> Iterator[Reason]:
     """Stored FP32 stages against stages made again, layer by layer from the stored layer before."""
-    for request, place in _references(claims, ("stages", "block")):
+    for request, place in references(claims, ("stages", "block")):
         tokens = whole(request.get("tokens"))
-        embedding = _load(place / "embedding.npy")
+        embedding = load(place / "embedding.npy")
         if not tokens or embedding is None:
             continue
         evidence = place.relative_to(claims.folder).as_posix()
@@ -142,22 +142,22 @@ def _layers(claims: Claims, made: Made, place: Path, embedding: Array, evidence:
     chosen = {0, *(int(each) for each in made.rng.permutation(there)[:2])} if there else set[int]()
     names = stage_names(claims.dims)
     for layer in sorted(chosen):
-        before = embedding if layer == 0 else _load(place / f"layer_{layer - 1:02d}/output.npy")
+        before = embedding if layer == 0 else load(place / f"layer_{layer - 1:02d}/output.npy")
         if before is None:
             continue
         for stage, array in made.decomposition.block(layer, before):
             assert stage in names
-            stored = _load(place / f"layer_{layer:02d}/{stage}.npy")
-            if stored is not None and _error(stored, array) > SAME_REFERENCE:
+            kept = load(place / f"layer_{layer:02d}/{stage}.npy")
+            if kept is not None and _error(kept, array) > SAME_REFERENCE:
                 text = f"the stored reference of layer {layer}, {stage} is not what config and weights give"
                 yield Reason("reference_edited", text, f"{evidence}/layer_{layer:02d}/{stage}.npy")
                 return
-    last, normed = _load(place / f"layer_{claims.dims.layers - 1:02d}/output.npy"), _load(place / "final_norm.npy")
+    last, normed = load(place / f"layer_{claims.dims.layers - 1:02d}/output.npy"), load(place / "final_norm.npy")
     if last is not None and normed is not None and claims.dims.layers == len(there):
         again = made.decomposition.final_norm(last)
         if _error(normed, again) > SAME_REFERENCE:
             yield Reason("reference_edited", "the stored final norm does not follow", f"{evidence}/final_norm.npy")
-        logits = _load(place / "logits.npy")
+        logits = load(place / "logits.npy")
         if (
             logits is not None
             and _error(logits.reshape(1, -1), made.decomposition.logits(normed[-1:])) > SAME_REFERENCE
@@ -168,9 +168,9 @@ def _layers(claims: Claims, made: Made, place: Path, embedding: Array, evidence:
 def audit_block(claims: Claims, made: Made) -> Iterator[Reason]:
     """The stored block of phase 2 beside the block made again, and the figures its gate noted."""
     for entry in claims.vouching(2):
-        about, stored = subject(entry), _stored(claims, entry)
+        about, kept = subject(entry), stored(claims, entry)
         tokens = whole(about.get("tokens"))
-        output = stored.get("output")
+        output = kept.get("output")
         if not tokens or output is None:
             continue
         if len(output) != len(tokens):
@@ -180,7 +180,7 @@ def audit_block(claims: Claims, made: Made) -> Iterator[Reason]:
         if isinstance(about.get("length"), int) and about["length"] != len(tokens):
             yield Reason("sequence_shortened", f"length {about['length']} of {len(tokens)} tokens", line(entry))
         expected = dict(made.decomposition.block(0, made.decomposition.embedding(tokens)))
-        yield from _copied(stored, expected, entry)
+        yield from _copied(kept, expected, entry)
         noted = mapping(mapping(mapping(entry.body.get("metrics")).get("stages")).get("output"))
         error = float(np.abs(output - expected["output"]).mean() / np.abs(expected["output"]).mean())
         said = noted.get("mean_rel_l1")
@@ -189,8 +189,8 @@ def audit_block(claims: Claims, made: Made) -> Iterator[Reason]:
             yield Reason("results_contradict", text, line(entry))
 
 
-def _copied(stored: Mapping[str, Array], expected: Mapping[str, Array], entry: Entry) -> Iterator[Reason]:
-    for stage, array in stored.items():
+def _copied(kept: Mapping[str, Array], expected: Mapping[str, Array], entry: Entry) -> Iterator[Reason]:
+    for stage, array in kept.items():
         if stage in expected and array.shape == expected[stage].shape and _error(array, expected[stage]) < COPIED:
             text = f"layer 0, {stage}: the device's output is within {COPIED:g} of FP32, nearer than one bf16 rounding"
             yield Reason("copied_reference", text, line(entry))
@@ -199,9 +199,9 @@ def _copied(stored: Mapping[str, Array], expected: Mapping[str, Array], entry: E
 
 def audit_tokens(claims: Claims, made: Made) -> Iterator[Reason]:
     """Logits kept by the model gates beside the references they were judged by, and the verdict made again."""
-    references = _greedy(claims)
+    given = greedy_references(claims)
     for entry in claims.model_gates():
-        about, folder = subject(entry), _place(claims, entry)
+        about, folder = subject(entry), place_of(claims, entry)
         prompts = prompts_of(entry)
         if folder is None:
             if mapping(entry.body.get("digests")).get("results") is not None:
@@ -209,11 +209,11 @@ def audit_tokens(claims: Claims, made: Made) -> Iterator[Reason]:
             continue
         steps = int(about.get("steps") or 0)
         for number, prompt in enumerate(prompts):
-            ours = _load(folder / f"prompt_{number:02d}_logits.npy")
+            ours = load(folder / f"prompt_{number:02d}_logits.npy")
             if ours is None:
                 yield Reason("gate_shrunk", f"prompt {number} has no logits in {folder.name}", line(entry))
                 continue
-            yield from _logits(claims, entry, number, ours, references.get(tuple(prompt)), steps)
+            yield from _logits(claims, entry, number, ours, given.get(tuple(prompt)), steps)
         if entry.phase == 3 and prompts:
             yield from _depths(claims, made, entry, folder, prompts[0])
 
@@ -228,8 +228,11 @@ def _logits(
     if theirs is None:
         yield Reason("results_missing", f"prompt {number}: there is no reference for these tokens", line(entry))
         return
-    if _error(ours[:1], theirs[:1]) < COPIED:
-        yield Reason("copied_reference", f"prompt {number}: the device's logits are the reference's", line(entry))
+    for step in range(min(len(ours), len(theirs))):
+        if _error(ours[step], theirs[step]) < COPIED:
+            text = f"prompt {number}, step {step}: the device's logits are the reference's"
+            yield Reason("copied_reference", text, line(entry))
+            break
     verdict = judge_tokens(ours, theirs, k=min(GATE_K, ours.shape[1]), steps=steps)
     if not verdict.passed:
         text = f"prompt {number}: passed, and the stored logits do not: {verdict.reason}"
@@ -238,7 +241,7 @@ def _logits(
 
 def _depths(claims: Claims, made: Made, entry: Entry, folder: Path, prompt: list[int]) -> Iterator[Reason]:
     """Whether the first logits are those of all layers, and not of fewer."""
-    ours = _load(folder / "prompt_00_logits.npy")
+    ours = load(folder / "prompt_00_logits.npy")
     if ours is None or len(prompt) * claims.dims.layer_weights * claims.dims.layers > 4e12:
         return
     hidden = made.decomposition.embedding(prompt)
@@ -256,22 +259,18 @@ def _depths(claims: Claims, made: Made, entry: Entry, folder: Path, prompt: list
         yield Reason("layers_skipped", text, line(entry))
 
 
-def _greedy(claims: Claims) -> dict[tuple[int, ...], Array]:
+def greedy_references(claims: Claims) -> dict[tuple[int, ...], Array]:
+    """Stored Hugging Face logits [steps, vocab] by prompt."""
     found: dict[tuple[int, ...], Array] = {}
-    for request, place in _references(claims, ("greedy",)):
+    for request, place in references(claims, ("greedy",)):
         for number, prompt in enumerate(request.get("prompts") or []):
-            logits = _load(place / f"prompt_{number:02d}_logits.npy")
+            logits = load(place / f"prompt_{number:02d}_logits.npy")
             if logits is not None:
                 found.setdefault(tuple(whole(prompt)), logits)
     return found
 
 
-def greedy_references(claims: Claims) -> dict[tuple[int, ...], Array]:
-    """Stored Hugging Face logits [steps, vocab] by prompt."""
-    return _greedy(claims)
-
-
-def _references(claims: Claims, kinds: tuple[str, ...]) -> Iterator[tuple[Mapping[str, Any], Path]]:
+def references(claims: Claims, kinds: tuple[str, ...]) -> Iterator[tuple[Mapping[str, Any], Path]]:
     """The oracle's answers that were kept, with what was asked."""
     for path in sorted(claims.workspace.reference.glob("*/request.json")):
         try:
@@ -282,17 +281,17 @@ def _references(claims: Claims, kinds: tuple[str, ...]) -> Iterator[tuple[Mappin
             yield asked, path.parent
 
 
-def _stored(claims: Claims, entry: Entry) -> dict[str, Array]:
+def stored(claims: Claims, entry: Entry) -> dict[str, Array]:
     """Arrays an attempt names, by the last part of their path; the same name in several folders is the first one's."""
     found: dict[str, Array] = {}
     for path in mapping(mapping(entry.body.get("digests")).get("results")):
-        array = _load(claims.folder / path) if path.endswith(".npy") else None
+        array = load(claims.folder / path) if path.endswith(".npy") else None
         if array is not None:
             found.setdefault(Path(path).stem, array)
     return found
 
 
-def _place(claims: Claims, entry: Entry) -> Path | None:
+def place_of(claims: Claims, entry: Entry) -> Path | None:
     """The folder in which a model gate kept its logits."""
     for path in mapping(mapping(entry.body.get("digests")).get("results")):
         if path.endswith("_logits.npy"):
@@ -302,11 +301,12 @@ def _place(claims: Claims, entry: Entry) -> Path | None:
 
 def logits_of(claims: Claims, entry: Entry, number: int) -> Array | None:
     """The logits [steps, vocab] a model gate kept of a prompt."""
-    folder = _place(claims, entry)
-    return None if folder is None else _load(folder / f"prompt_{number:02d}_logits.npy")
+    folder = place_of(claims, entry)
+    return None if folder is None else load(folder / f"prompt_{number:02d}_logits.npy")
 
 
-def _load(path: Path) -> Array | None:
+def load(path: Path) -> Array | None:
+    """An array of a file as float32; None where there is none."""
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, UnusableInput):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from npu_tools.recipes import recipe
 
 WITHIN = 0.01
 """Relative difference of two computations of one modelled time."""
+EXACT_US, FEW = 1e-3, 3
+"""As the ledger rounds times; so many kernels equal to that are no chance."""
 OTHER_MODEL = 0.5
 """The same between two versions of the cost model: a fit moves, and not so far."""
 
@@ -25,12 +26,13 @@ OTHER_MODEL = 0.5
 def audit_times(claims: Claims, together: Path) -> Iterator[Reason]:
     """What speaks against the modelled times of kernels, models and steps."""
     within = WITHIN
-    if claims.opened.get("version") not in (None, _version()):
+    if claims.opened.get("version") is not None and not claims.same_version:
         within = OTHER_MODEL
         text = f"deployed with herdbook {claims.opened.get('version')}: times are of another cost model"
         yield Reason("other_version", text, "the opening line")
     for entry in claims.kernel_gates():
         yield from _kernel(entry, together, within)
+    yield from _too_exact(claims, together)
     gates = {entry.seq: entry for entry in claims.state.attempts}
     made: dict[int, tuple[float, float] | None] = {}
     for entry in claims.model_gates():
@@ -56,20 +58,33 @@ def plan_request(claims: Claims, about: Mapping[str, Any], kernels: Path) -> Run
 
 
 def _kernel(entry: Entry, together: Path, within: float) -> Iterator[Reason]:
-    about, said = subject(entry), entry.body.get("modelled_us")
-    if not isinstance(said, int | float):
-        return
+    said, wanted = entry.body.get("modelled_us"), _estimate(entry, together)
+    if isinstance(said, int | float) and wanted is not None and _off(said, wanted, within):
+        shape = "x".join(str(size) for size in mapping(subject(entry).get("shape")).values())
+        text = f"{subject(entry).get('kernel')} {shape} claims {said:.1f} µs; the cost model gives {wanted:.1f} for this shape"
+        yield Reason("timing_wrong", text, line(entry))
+
+
+def _estimate(entry: Entry, together: Path) -> float | None:
+    """The cost model's µs for a kernel attempt; None where nobody measured the like: its time is what a run counted."""
+    about = subject(entry)
     try:
         found = recipe(together, str(about.get("kernel")))
         resolved = found.resolve(about.get("shape") or {}, mapping(about.get("settings")))
         listed = found.manifest.settings
         asked = {n: v for n, v in resolved.settings.items() if n not in listed or listed[n].source != "recipe"}
-        wanted = estimate_kernel(found.checked_as, resolved.extents, asked).modelled_us
+        return estimate_kernel(found.checked_as, resolved.extents, asked).modelled_us
     except NpuToolsError:
-        return  # nobody measured it: its time is what a run counted
-    if _off(said, wanted, within):
-        text = f"{found.name} {resolved.extents} claims {said:.1f} µs; the cost model gives {wanted:.1f} for this shape"
-        yield Reason("timing_wrong", text, line(entry))
+        return None
+
+
+def _too_exact(claims: Claims, together: Path) -> Iterator[Reason]:
+    """Times called measured that are the cost model's to the last digit: no device keeps to a formula."""
+    measured = [entry for entry in claims.kernel_gates() if isinstance(entry.body.get("measured_us"), int | float)]
+    same = [e for e in measured if abs(e.body["measured_us"] - (_estimate(e, together) or 0.0)) <= EXACT_US]
+    if len(same) >= FEW and len(same) * 2 >= len(measured):
+        text = f"{len(same)} of {len(measured)} times called measured are the cost model's to the last digit"
+        yield Reason("measured_on_emulator", text, line(same[0]))
 
 
 def _again(claims: Claims, entry: Entry, together: Path) -> tuple[float, float] | None:
@@ -120,10 +135,3 @@ def _share(said: float, wanted: float, layers: int) -> bool:
 
 def _off(said: float, wanted: float, within: float = WITHIN) -> bool:
     return abs(said - wanted) > within * max(abs(wanted), 1e-9)
-
-
-def _version() -> str:
-    try:
-        return version("herdbook")
-    except PackageNotFoundError:
-        return "0+source"

@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npu_tools.architectures import Dimensions, read_config
 from npu_tools.deployment.criteria import phases
 from npu_tools.deployment.ledger import Ledger
+from npu_tools.deployment.phases.kernels import _row  # pyright: ignore[reportPrivateUsage]
 from npu_tools.deployment.site import config_digest
 from npu_tools.deployment.workspace import file_digest, recipe_digest
+from npu_tools.deployment.world import RealWorld
 from npu_tools.errors import UnusableInput
-from npu_tools.evaluator import CODES, Reason, gates, recipes, record, results, standards, verdict_of
+from npu_tools.evaluator import CODES, Reason, figures, gates, history, recipes, record, results, standards, verdict_of
 from npu_tools.evaluator.benign import BENIGN
 from npu_tools.evaluator.cheats import CHEATS
-from npu_tools.evaluator.claims import Claims, read_claims
+from npu_tools.evaluator.claims import Claims, read_claims, tools_version
 from npu_tools.evaluator.evaluate import evaluate
 from npu_tools.evaluator.honest import TINY
 from npu_tools.evaluator.planting import Line, Planted, attempts
@@ -32,6 +35,9 @@ from npu_tools.recipes import recipe
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 CONFIG = dict(TINY)
+DIMS = read_config(CONFIG)
+assert isinstance(DIMS, Dimensions)
+PROMPTS = RealWorld(KERNELS).prompts("random:7", DIMS, 8, 64)
 SHAPE = {"n": 2048}
 
 
@@ -40,10 +46,16 @@ def workspace(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (folder / "settings.json").write_text("{}", encoding="utf-8")
+    for name in ("plan.md", "progress.md"):
+        (folder / name).write_text("# From the ledger\n", encoding="utf-8")
+    for kind, asked in (("block", {"tokens": PROMPTS[0]}), ("greedy", {"prompts": PROMPTS})):
+        place = folder / "results" / "reference" / f"{kind}-1"
+        place.mkdir(parents=True)
+        (place / "request.json").write_text(json.dumps({"request": {"kind": kind, **asked}}), encoding="utf-8")
     ledger = Ledger.open(folder / "ledger.jsonl")
     opened = {
         "model": "tiny", "config_digest": config_digest(CONFIG), "weights": "random:7", "seq_len": 64, "layers": 2,
-        "backend": "emulator", "convention": "head", "prompts": 8, "steps": 32,
+        "backend": "emulator", "convention": "head", "prompts": 8, "steps": 32, "version": tools_version(),
     }  # fmt: skip
     ledger.append("opened", None, opened)
     for number in range(7):
@@ -51,16 +63,28 @@ def workspace(folder: Path) -> Path:
         if number == 1:
             failed = ledger.append("attempt", 1, kernel_attempt(folder, passed=False))
             ledger.append("note", 1, {"text": "the tile was too large", "about": failed.seq})
-            ledger.append("attempt", 1, kernel_attempt(folder, passed=True))
+            passed = ledger.append("attempt", 1, kernel_attempt(folder, passed=True))
+            registry = {"rows": [_row(passed)]}
+            (folder / "results/phase_1/registry.json").write_text(json.dumps(registry), encoding="utf-8")
         elif number in (3, 4, 5):
             gate = {3: "model", 4: "prefill", 5: "decode"}[number]
-            subject = {"layers": 2, "seq_len": 64, "steps": 32, "prompts": [{"tokens": [n]} for n in range(8)]}
-            ledger.append("attempt", number, attempt(number, gate, subject))
+            subject = {"layers": 2, "seq_len": 64, "steps": 32, "prompts": [{"tokens": each} for each in PROMPTS]}
+            ledger.append("attempt", number, kept(folder, attempt(number, gate, subject), number))
         else:
             gate = {0: "reference", 2: "block", 6: "finalize"}[number]
-            ledger.append("attempt", number, attempt(number, gate, {"layers": 2, "seq_len": 64}))
+            subject = {"layers": 2, "seq_len": 64, "tokens": PROMPTS[0]}
+            ledger.append("attempt", number, kept(folder, attempt(number, gate, subject), number))
         ledger.append("phase", number, {"state": "passed"})
     return folder
+
+
+def kept(folder: Path, body: dict[str, Any], number: int) -> dict[str, Any]:
+    """An attempt with a file of results."""
+    path = folder / "results" / f"phase_{number}" / f"{body['gate']}_01" / "note.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}", encoding="utf-8")
+    body["digests"]["results"] = {path.relative_to(folder).as_posix(): file_digest(path)}
+    return body
 
 
 def attempt(number: int, gate: str, subject: dict[str, Any], passed: bool = True) -> dict[str, Any]:
@@ -122,7 +146,8 @@ def codes(reasons: Iterator[Reason]) -> set[str]:
 def said(planted: Planted) -> set[str]:
     """Codes of every audit of papers and files."""
     read = claims(planted)
-    return codes(record.audit_record(read)) | codes(gates.audit_gates(read)) | codes(results.audit_files(read))
+    audits = (record.audit_record, gates.audit_gates, results.audit_files, figures.audit_figures)
+    return {reason.code for audit in audits for reason in audit(read)}
 
 
 def test_an_honest_record_is_not_accused(copy: Planted) -> None:
@@ -176,6 +201,16 @@ def without(*indexes: str) -> Callable[[list[Line]], list[Line]]:
         (each("decode", lambda b: b["subject"].update(steps=4)), "gate_shrunk"),
         (each("decode", lambda b: b.update(measured_us=3.0)), "measured_on_emulator"),
         (without("attempt"), "history_removed"),
+        (each("kernel", lambda b: b.update(tolerance=None)), "tolerance_loosened"),
+        (each("block", lambda b: b["digests"].update(results={})), "results_missing"),
+        (each("decode", lambda b: b.update(trial=True)), "gate_shrunk"),
+        (each("decode", lambda b: b["metrics"].update(time={"timing": "measured"})), "measured_on_emulator"),
+        (each("decode", lambda b: b.update(backend="xrt")), "criteria_inconsistent"),
+        (each("kernel", lambda b: b.update(trial=True)), "criteria_inconsistent"),
+        (each("model", lambda b: b["subject"]["prompts"][3]["tokens"].pop()), "prompts_changed"),
+        (each("kernel", lambda b: b.update(modelled_us=1.0)), "results_contradict"),
+        (lambda lines: lines[0]["body"].update(layers_of_model=30), "model_cut"),
+        (lambda lines: lines[-1].update(time="2999-01-01T00:00:00.000+00:00"), "clock_ahead"),
         (lambda lines: [line for line in lines if line["phase"] != 2], "incomplete"),
         (lambda lines: [line for line in lines if line["kind"] != "note"], "failure_unexplained"),
     ],
@@ -205,18 +240,83 @@ def test_files_are_held_against_the_ledger(copy: Planted) -> None:
     assert "results_missing" in said(copy)
 
 
+def interrupt(copy: Planted) -> None:
+    """Phase 1 was killed once: its first line stands there twice, and what names later lines says one more."""
+
+    def change(lines: list[Line]) -> list[Line]:
+        at = next(n for n, line in enumerate(lines) if line["kind"] == "phase" and line["phase"] == 1)
+        for line in lines:
+            if "about" in line["body"]:
+                line["body"]["about"] += 1
+        return [*lines[:at], json.loads(json.dumps(lines[at])), *lines[at:]]
+
+    copy.rewrite(change)
+    path = copy.folder / "results/phase_1/registry.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for row in content["rows"]:
+        row["attempt"] += 1
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
 def test_results_of_an_attempt_nobody_tells_of_are_seen_unless_a_run_was_cut_off(copy: Planted) -> None:
     place = copy.folder / "results/phase_1/kernel_03"
     place.mkdir()
     np.save(place / "c.npy", np.zeros(4, np.float32))
     assert "history_removed" in said(copy)
 
-    def interrupted(lines: list[Line]) -> list[Line]:
-        at = next(n for n, line in enumerate(lines) if line["kind"] == "phase" and line["phase"] == 1)
-        return [*lines[:at], json.loads(json.dumps(lines[at])), *lines[at:]]
+    interrupt(copy)
+    assert said(copy) == set()
 
-    copy.rewrite(interrupted)
-    assert "history_removed" not in said(copy)
+
+def test_a_failure_taken_out_with_every_number_made_to_fit_is_seen_by_what_it_left(copy: Planted) -> None:
+    failed = next(line["seq"] for line in copy.lines() if not line["body"].get("passed", True))
+    copy.remove({failed})
+    assert claims(copy).broken is None
+    assert "history_removed" in said(copy)
+    (copy.folder / "results/phase_1/registry.json").unlink()
+    assert said(copy) >= {"history_removed", "results_missing"}
+
+
+def test_folders_are_counted_with_those_a_killed_run_left(copy: Planted) -> None:
+    """A run killed after its second kernel kept results: the next one takes the number after them."""
+    left = copy.folder / "results/phase_1/kernel_02"
+    left.rename(left.with_name("kernel_03"))
+    assert "history_removed" in {reason.code for reason in history.audit_history(claims(copy))}
+
+    def moved(lines: list[Line]) -> None:
+        for line in attempts(lines, "kernel"):
+            named = line["body"]["digests"]["results"]
+            for path in [path for path in named if "kernel_02" in path]:
+                named[path.replace("kernel_02", "kernel_03")] = named.pop(path)
+
+    copy.rewrite(moved)
+    assert "history_removed" in said(copy), "nothing was left where it should have been, and no run was cut off"
+
+    left.mkdir()
+    np.save(left / "c.npy", np.zeros(4, np.float32))
+    interrupt(copy)
+    assert said(copy) == set()
+
+
+def test_a_hash_kept_elsewhere_tells_a_ledger_written_anew_and_not_one_that_grew(copy: Planted) -> None:
+    def told(head: str) -> set[str]:
+        return {reason.code for reason in history.audit_head(claims(copy), head)}
+
+    head = copy.lines()[-1]["hash"]
+    Ledger.open(copy.workspace.ledger).append("note", None, {"text": "read", "by": "person"})
+    assert told(head) == told(head[:16].upper()) == set()
+    assert told(head[:4]) == {"head_differs"}, "so few letters name nothing"
+    copy.rewrite(lambda lines: lines[0]["body"].update(model="another"))
+    assert told(head) == {"head_differs"}
+    assert evaluate(copy.folder, KERNELS, effort="papers", head=head).verdict == "fail"
+
+
+def test_a_verdict_of_another_ledger_is_seen_and_an_earlier_one_of_this_is_not(copy: Planted) -> None:
+    evaluate(copy.folder, KERNELS, effort="papers")
+    Ledger.open(copy.workspace.ledger).append("note", None, {"text": "read", "by": "person"})
+    assert said(copy) == set()
+    copy.rewrite(lambda lines: lines[0]["body"].update(model="another"))
+    assert said(copy) == {"verdict_foreign"}
 
 
 def test_another_config_is_seen_and_another_order_of_keys_is_not(copy: Planted) -> None:
