@@ -72,8 +72,11 @@ def block(site: Site, tokens: Sequence[int]) -> OracleAnswer:
 
 
 def greedy(site: Site, given: Sequence[Sequence[int]], steps: int) -> OracleAnswer:
-    """Greedy tokens and logits of Hugging Face bf16 for these prompts."""
+    """Greedy tokens and logits of Hugging Face bf16 for these prompts, out of an answer that has them among others."""
     request = {"kind": "greedy", "prompts": [list(each) for each in given], "steps": steps}
+    among = _among(site, request)
+    if among is not None:
+        return among
 
     def ask(folder: Path) -> OracleAnswer:
         return site.world.greedy(site.config(), site.source, folder, given, steps)
@@ -93,8 +96,31 @@ def folder(site: Site, kind: str) -> Path:
     return max(found, key=lambda path: (path / "request.json").stat().st_mtime)
 
 
+def _among(site: Site, request: Mapping[str, Any]) -> OracleAnswer | None:
+    """A kept answer to the same question about more prompts, cut to these."""
+    wanted = _whole(site, request)
+    for place in sorted(site.workspace.reference.glob(f"{request['kind']}-*")):
+        try:
+            asked: dict[str, Any] = read_json(place / "request.json")["request"]
+        except (UnusableInput, KeyError):
+            continue
+        prompts: list[list[int]] = asked.get("prompts") or []
+        if {**asked, "prompts": wanted["prompts"]} != wanted or any(one not in prompts for one in wanted["prompts"]):
+            continue
+        kept = _intact(place)
+        if kept is not None:
+            chosen = [kept["prompts"][prompts.index(one)] for one in wanted["prompts"]]
+            return OracleAnswer(True, "", place, {**kept, "prompts": chosen})
+    return None
+
+
+def _whole(site: Site, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request with the model it is about."""
+    return {**request, "config": site.head["config_digest"], "weights": site.source, "digest": site.weights().digest()}
+
+
 def _kept(site: Site, request: Mapping[str, Any], ask: Callable[[Path], OracleAnswer]) -> OracleAnswer:
-    whole = {**request, "config": site.head["config_digest"], "weights": site.source, "digest": site.weights().digest()}
+    whole = _whole(site, request)
     name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
     place = site.workspace.reference / f"{request['kind']}-{name}"
     kept = _intact(place)
