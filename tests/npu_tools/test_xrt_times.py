@@ -13,6 +13,7 @@ from npu_tools.backends.xrt.environment import record
 from npu_tools.backends.xrt.profile import profile_recipe, profile_recipes
 from npu_tools.device import device as find_device
 from npu_tools.errors import UnusableInput
+from npu_tools.findings import Finding
 from npu_tools.recipes import recipe
 from tests.npu_tools.xrt_support import ROOT, inputs, loaded, opened
 from tests.stand_in.machine import StandIn
@@ -65,6 +66,17 @@ def test_a_kernel_that_misses_its_gate_is_not_timed(tmp_path: Path) -> None:
     assert machine.calls("aircc")
 
 
+def test_a_kernel_that_runs_once_and_not_again_has_no_time_and_says_why(tmp_path: Path) -> None:
+    _, backend = opened(tmp_path, {"pyxrt": {"wait": "ERT_CMD_STATE_TIMEOUT", "from_run": 4}})
+    with backend:
+        weight, vector = inputs()
+        bound = loaded(backend).bind({0: weight})
+        assert bound.run({1: vector}).ok
+        failed = backend.measure([(bound, {1: vector})], warm_up=1, iterations=4)
+    assert isinstance(failed, Finding)
+    assert failed.code == "run-timeout"
+
+
 def test_several_configurations_are_timed_in_turn(tmp_path: Path) -> None:
     _, backend = opened(tmp_path)
     with backend:
@@ -82,6 +94,7 @@ def test_modes_that_make_a_time_incomparable_are_noted_with_it(tmp_path: Path) -
     said = record(machine.toolchain)
     assert len(said.notes) == 3
     assert said.contexts_of_others == 1
+    assert record(machine.toolchain, own=[1]).contexts_of_others == 0
 
 
 def test_two_formats_are_not_timed_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,8 @@ class XrtBackend:
         context_length: int | None = None,
     ) -> Measured | Finding:  # fmt: skip
         """What each call takes, with the machine it was taken on; see Backend."""
-        environment = record(self.toolchain, context_length=context_length).as_dict()
+        own = {session.said_pid for session in self._sessions.values() if session.said_pid is not None}
+        environment = record(self.toolchain, context_length=context_length, own=own).as_dict()
         taken = self.time(calls, warm_up, iterations)
         if isinstance(taken, Finding):
             return taken

@@ -7,6 +7,7 @@ Upstream's nightly runs record the same (Xilinx/mlir-air .github/workflows/night
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -54,10 +55,15 @@ class EnvironmentRecord:
 
 
 def record(
-    toolchain: Toolchain, *, machine: Machine | None = None, context_length: int | None = None
+    toolchain: Toolchain,
+    *,
+    machine: Machine | None = None,
+    context_length: int | None = None,
+    own: Collection[int] = (),
 ) -> EnvironmentRecord:
-    """The environment now."""
+    """The environment now. `own`: processes of the caller, whose contexts are nobody else's."""
     found = machine or probe(toolchain, load_pyxrt=False)
+    others = None if found.contexts is None else [one for one in found.contexts if one.pid not in own]
     npu, identity = found.npu, identify(toolchain)
     notes: list[str] = []
     if found.platform_profile not in ("", "performance"):
@@ -66,8 +72,8 @@ def record(
         )
     if npu is not None and npu.power_mode.lower() not in ("", "turbo"):
         notes.append(f"the NPU's power mode is {npu.power_mode}; published rows are of turbo")
-    if found.contexts:
-        notes.append(f"{len(found.contexts)} hardware contexts of other processes were on the NPU")
+    if others:
+        notes.append(f"{len(others)} hardware contexts of other processes were on the NPU")
     return EnvironmentRecord(
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device=(npu.name if npu else "") or UNKNOWN,
@@ -86,6 +92,6 @@ def record(
         packages=identity.packages,
         tools=identity.digest,
         context_length=context_length,
-        contexts_of_others=len(found.contexts) if found.contexts is not None else None,
+        contexts_of_others=None if others is None else len(others),
         notes=tuple(notes),
     )
