@@ -24,6 +24,7 @@ from harvest.draft import Case, Draft, Evidence
 from harvest.sources import LeftOut, Source
 from harvest.wording import category_of
 from npu_tools.deployment.ledger import Entry, read
+from npu_tools.deployment.measured import told
 from npu_tools.errors import NpuToolsError
 
 MAX_DIFF_LINES, MAX_PRINTED_LINES = 40, 8
@@ -329,6 +330,9 @@ def _steps(entries: Sequence[Entry], model: str, source: Source) -> list[Draft]:
             )  # fmt: skip
         fields = {"title": f"{model or source.deployment} {stage}: what made it faster", "subject": model or source.deployment,
                   "stage": stage, "steps": steps, "models": [model] if model else []}  # fmt: skip
+        measured = [how for how in (_mapping(_body(entry).get("measurement")) for entry in found) if how]
+        if measured:
+            fields["notes"] = told(measured[-1])
         drafts.append(
             Draft(
                 "trajectory",
@@ -364,7 +368,7 @@ def _rows(entries: Sequence[Entry], model: str) -> list[Draft]:
         how = _mapping(_mapping(body.get("metrics")).get("measured"))
         environment = _mapping(how.get("environment"))
         if how:
-            notes += f" {_measured(how, environment)}"
+            notes += f" {told(how)}"
         fields: dict[str, Any] = {
             "title": f"{kernel} {_shape_text(subject.get('shape'))}: verified on {backend}", "kernel": kernel,
             "shape": {str(k): int(v) for k, v in _mapping(subject.get("shape")).items() if isinstance(v, int | float)},
@@ -378,20 +382,6 @@ def _rows(entries: Sequence[Entry], model: str) -> list[Draft]:
         }  # fmt: skip
         drafts.append(Draft("kernel_row", fields, Evidence(f"ledger:{entry.hash[:16]}", _date(entry)), "gate"))
     return drafts
-
-
-def _measured(how: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """How a time was taken, and on what: without it no figure can be compared with another."""
-    packages = ", ".join(f"{name} {version}" for name, version in _mapping(environment.get("packages")).items())
-    told = (
-        f"{name.replace('_', ' ')} {_line(environment.get(name))}"
-        for name in ("device", "power_mode", "platform_profile", "firmware", "driver", "xrt", "kernel")
-        if environment.get(name)
-    )
-    return (
-        f"Median of {how.get('iterations')} runs after {how.get('warm_up')} warm-ups; timed: {_line(how.get('timed'))}. "
-        f"{', '.join(told)}; {packages}."
-    )
 
 
 def _outcomes(entries: Sequence[Entry], attempts: Sequence[Entry]) -> list[LedgerOutcome]:

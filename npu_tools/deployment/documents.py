@@ -12,6 +12,7 @@ from typing import Any
 
 from npu_tools.deployment.criteria import phases
 from npu_tools.deployment.ledger import Entry
+from npu_tools.deployment.measured import told
 from npu_tools.deployment.picture import trajectory_svg
 from npu_tools.deployment.state import State
 from npu_tools.deployment.workspace import Workspace, write_text
@@ -177,7 +178,9 @@ def _trajectory(state: State) -> str:
             f"{'–' if after is None else f'{after / 1e3:.3f}'} | {body['timing']} | {gate} | {_yes(body['kept'])} | "
             f"{_line(body['why'])} |"
         )
-    return "\n".join([*lines, "", "Modelled times are the cost model's and no measurements."])
+    measured = [entry.body["measurement"] for entry in state.steps if entry.body.get("measurement")]
+    said = f"Measured: {told(measured[-1])}" if measured else "Modelled times are the cost model's and no measurements."
+    return "\n".join([*lines, "", said])
 
 
 def _kernels(state: State) -> str:

@@ -82,8 +82,16 @@ def test_a_measured_row_says_how_it_was_measured_and_on_what(tmp_path: Path, emp
     passed = attempt(
         "kernel", "gemv", SHAPE, {"tile_m": 2}, True, backend="xrt", measured_us=61.5, metrics={"measured": how}
     )
-    apply_plan(empty, plan_harvest(empty, write_deployment(tmp_path / "w", "m", ("attempt", 1, passed))))
+    step = {
+        "name": "merge", "before_us": 80.0, "after_us": 61.5, "timing": "measured", "gate_seq": 2, "kept": True, "why": "",
+        "measurement": how,
+    }  # fmt: skip
+    folder = write_deployment(tmp_path / "w", "m", ("attempt", 1, passed), ("step", 4, step))
+    apply_plan(empty, plan_harvest(empty, folder))
     (row,) = [hit.record for hit in empty.records() if isinstance(hit.record, KernelRow)]
+    (trajectory,) = [hit.record for hit in empty.records() if isinstance(hit.record, Trajectory)]
+    assert trajectory.steps[0].unit == "us, measured"
+    assert "device NPU Strix" in trajectory.notes
     assert [(f.metric, f.value, f.unit) for f in row.figures] == [("latency", 61.5, "us")]
     assert row.power_mode == "Turbo"
     assert row.measured_on == row.provenance[0].date

@@ -112,7 +112,9 @@ def test_steps_are_measured_against_a_measured_baseline(tmp_path: Path) -> None:
         if body["gate"] == "kernel":
             assert_profiled(body["metrics"]["measured"])
             assert body["measured_us"] == body["metrics"]["measured"]["median_us"][0]
-    assert "measured" in (workspace / "perf_opt_traj.md").read_text(encoding="utf-8")
+    document = (workspace / "perf_opt_traj.md").read_text(encoding="utf-8")
+    assert "Median of 20 runs after 5 warm-ups" in document
+    assert "device NPU Strix, power mode Turbo, platform profile performance" in document
     claims = read_claims(workspace, KERNELS)
     accused = {one.code for one in (*audit_gates(claims), *audit_record(claims))}
     assert accused <= {"gate_small", "incomplete", "model_cut"}, accused
