@@ -35,8 +35,11 @@ class TokenVerdict:
 
 def top_k(logits: NDArray[Any], k: int = GATE_K) -> list[int]:
     """The ids of the k largest logits [vocab], largest first; ties go to the smaller id."""
-    values = np.asarray(logits, np.float64)
-    return [int(i) for i in np.lexsort((np.arange(values.size), -values))[:k]]
+    values = np.asarray(logits, np.float64).reshape(-1)
+    best = np.arange(values.size)
+    if 0 < k < values.size and not np.isnan(values.max()):  # NaN comes last, and partition would put it first
+        best = np.flatnonzero(values >= np.partition(values, -k)[-k])
+    return [int(i) for i in best[np.lexsort((best, -values[best]))[:k]]]
 
 
 def judge_tokens(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.gate import given, judge, judge_tokens, kernel_names, tolerance_for
+from npu_tools.gate.tokens import top_k
 
 RNG = np.random.default_rng(7)
 REFERENCE = RNG.standard_normal((64, 128))
@@ -284,3 +285,13 @@ def test_too_few_steps_or_another_vocabulary_is_refused() -> None:
 def test_nan_logits_miss() -> None:
     broken = np.full((32, 50), np.nan)
     assert not judge_tokens(broken, np.zeros((32, 50))).passed
+
+
+def test_the_k_best_are_those_of_a_whole_sort_with_ties_infinities_and_nan() -> None:
+    rng = np.random.default_rng(5)
+    for case in range(300):
+        values = rng.integers(-3, 3, int(rng.integers(1, 30))).astype(np.float32)
+        values[int(rng.integers(values.size))] = (np.nan, np.inf, -np.inf, 0.0, -0.0)[case % 5]
+        for k in (1, 2, 5, 40):
+            whole = np.lexsort((np.arange(values.size), -values.astype(np.float64)))[:k]
+            assert top_k(values, k) == [int(token) for token in whole]
