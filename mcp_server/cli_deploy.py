@@ -99,9 +99,11 @@ def deploy(
         agree(machine, model, weights, _absolute, asked)
     _moves(machine, settings, note, about, answer, as_json)
     if status or ((settings or note) and model is None and phase is None):
-        found = status_answer(machine)
+        found = {**status_answer(machine), "at_work": machine.workspace.at_work()}
         if not emit(found, as_json):
             _show_status(found)
+            if found["at_work"]:
+                console.print(f"{found['at_work']} is at work on it: what says interrupted is being run")
         return
     ran = machine.run(first=phase, last=phase if phase is not None else until)
     data = {**ran_answer(ran), "deployment": status_answer(machine)}

@@ -109,6 +109,8 @@ class Machine:
         """
         chosen = options or OpenOptions()
         config = _cut(dict(model.config), chosen.layers)
+        if not self.workspace.ledger.exists():
+            self.workspace.fresh(config)
         with self.workspace.working():
             ledger = Ledger.open(self.workspace.ledger)
             state = State.of(ledger.entries())
@@ -118,10 +120,6 @@ class Machine:
                 if not state.contradicted(asked):  # the tools may be newer: the line says which opened it
                     return state.opened
                 self._only_fresh(state, asked)
-            if not self.workspace.ledger.exists() and any(self.workspace.folder.glob("*.md")):
-                raise UnusableInput(
-                    f"{self.workspace.folder} holds documents and no ledger: it is no fresh workspace; take another folder"
-                )
             write_json(self.workspace.config, config)
             make_folder(self.workspace.notes)
             entry = ledger.append("opened", None, body)

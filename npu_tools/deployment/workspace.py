@@ -74,6 +74,23 @@ class Workspace:
         make_folder(place)
         return place
 
+    def fresh(self, config: Mapping[str, Any]) -> None:
+        """See that a deployment opened here writes over nothing: files of the same names, a model's own folder.
+
+        Raises:
+            UnusableInput: something is there that is no deployment's.
+        """
+        found = [path.name for path in sorted(self.folder.glob("*")) if path.suffix in (".md", ".safetensors", ".gguf")]
+        if (
+            self.config.is_file() and self.config.read_bytes() != _json(config).encode()
+        ):  # ours, if it was killed before its first line
+            found.append(self.config.name)
+        if found:
+            raise UnusableInput(
+                f"{self.folder} holds {', '.join(found[:3])} and no ledger: it is no fresh workspace; give an empty or new "
+                "folder, as in --workspace deployment"
+            )
+
     @contextmanager
     def working(self) -> Generator[None]:
         """Hold the workspace for one run of the machine.
@@ -96,6 +113,18 @@ class Workspace:
         finally:
             who.unlink(missing_ok=True)
             lock.release()
+
+    def at_work(self) -> str | None:
+        """Who runs the deployment now, or None."""
+        lock, who = FileLock(self.folder / "deploy.lock"), self.folder / "deploy.lock.json"
+        if not who.is_file():
+            return None
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return _who(who)
+        lock.release()
+        return None
 
     def room(self) -> None:
         """See that there is room to work.
@@ -156,7 +185,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file whole."""
-    write_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    write_text(path, _json(content))
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -284,8 +284,8 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnusableInput(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise UnusableInput(f"{path} is no JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise UnusableInput(f"{path} is no JSON ({error}); fetch the model's config.json again") from None
     if not isinstance(found, dict):
-        raise UnusableInput(f"{path} is no config.json of a model")
+        raise UnusableInput(f"{path} holds no JSON object, and so is no config.json of a model; fetch it again")
     return cast("dict[str, Any]", found)
