@@ -37,7 +37,7 @@ def prompts(site: Site, dims: Dimensions) -> list[list[int]]:
         raise UnusableInput(
             f"{steps} tokens cannot be generated within the {dims.max_positions} positions the config allows"
         )
-    found = site.world.prompts(site.source, dims, count, room)
+    found = site.prompts(count, room)
     for prompt in found:
         if not prompt or max(prompt) >= dims.vocab:
             raise UnusableInput(f"a prompt has a token outside the vocabulary of {dims.vocab}: is this its tokenizer?")

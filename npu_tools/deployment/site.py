@@ -99,6 +99,7 @@ class Site:
     _backend: Backend | None = None
     _meter: Meter | None = None
     _runner: tuple[str, RunnerLike] | None = None
+    _prompts: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict[tuple[int, int], list[list[int]]])
 
     @property
     def state(self) -> State:
@@ -210,6 +211,12 @@ class Site:
             self._runner = None  # free its weights before the next one takes as much
             self._runner = (repr(request), self.world.runner(request, self.weights(), meter))
         return self._runner[1]
+
+    def prompts(self, count: int, longest: int) -> list[list[int]]:
+        """Prompts of the token gate, encoded once: reading a tokenizer takes seconds."""
+        if (count, longest) not in self._prompts:
+            self._prompts[count, longest] = self.world.prompts(self.source, self.dims(), count, longest)
+        return [list(prompt) for prompt in self._prompts[count, longest]]
 
     def processes(self, request: RunnerRequest, prompts: int) -> int:
         """How many processes may take prompts through this model at once; a device is one."""
