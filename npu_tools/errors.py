@@ -6,6 +6,7 @@
     ├── UnknownKernel        no such kernel, or a shape it does not take
     ├── UnusableInput        arrays, configs or options that do not fit what they are for
     ├── RunStopped           a run was cancelled or hit its time or memory limit
+    │   └── NotWritten       a file could not be written: no room, no permission
     └── NotMeasured          a timed run failed on the device; carries the finding
 
 What an agent must act on (a refused design, a missed gate, a deadlock) is a value, not an exception.
@@ -46,6 +47,10 @@ class UnusableInput(NpuToolsError):
 
 class RunStopped(NpuToolsError):
     """A run was cancelled, or hit its time or memory limit."""
+
+
+class NotWritten(RunStopped, UnusableInput):
+    """A file could not be written for want of room or permission: nobody's failure, and the run goes on once it can be."""
 
 
 class NotMeasured(NpuToolsError):

@@ -19,7 +19,7 @@ from npu_tools.deployment.measuring import SEED, prepare
 from npu_tools.deployment.site import Judging, Site, save
 from npu_tools.deployment.workspace import recipe_digest
 from npu_tools.deployment.world import KernelUse
-from npu_tools.errors import NpuToolsError
+from npu_tools.errors import NotWritten, NpuToolsError
 from npu_tools.estimate import estimate_kernel
 from npu_tools.findings import Finding
 from npu_tools.gate import Verdict, judge
@@ -62,6 +62,8 @@ def gate_kernel(
             diagnosis = of_finding(first, kernel=use.kernel)
             return site.attempt(phase, "kernel", judging, subject, started=started, diagnosis=diagnosis, trial=trial)
         return _run(site, recipe, resolved, backend, judging, subject, started, phase, trial)
+    except NotWritten:
+        raise  # no room is no kernel's failure
     except NpuToolsError as error:
         judging.measure("legal", False, str(error))
         diagnosis = of_error(error, "recipe")

@@ -138,6 +138,7 @@ class Machine:
             self.workspace.room()
             warnings = self._adopt(ledger)
             site = Site(self.workspace, ledger, self.world, self.shipped, self.advise, self.teller)
+            site.config()  # edited by hand, it is told before anything is run or called finished
             if first is not None:
                 self._needs(State.of(ledger.entries()), first)
                 self._reopen(ledger, first, "asked to run it again")

@@ -23,9 +23,9 @@ from npu_tools.deployment.diagnosis import Advise, Diagnosis, Symptom
 from npu_tools.deployment.ledger import Entry, Ledger, plain
 from npu_tools.deployment.metering import Meter, Options
 from npu_tools.deployment.state import State
-from npu_tools.deployment.workspace import Workspace, file_digest, make_folder, read_json, recipe_digest
+from npu_tools.deployment.workspace import Workspace, file_digest, make_folder, not_written, read_json, recipe_digest
 from npu_tools.deployment.world import Array, Merged, RunnerLike, RunnerRequest, Settings, WeightsLike, World
-from npu_tools.errors import RunStopped, UnusableInput
+from npu_tools.errors import NotWritten, RunStopped, UnusableInput
 from npu_tools.findings import Finding
 from npu_tools.recipes import Recipe, recipe
 
@@ -137,7 +137,10 @@ class Site:
         Raises:
             UnusableInput: config.json is not what the deployment was opened with.
         """
-        config = read_json(self.workspace.config)
+        try:
+            config = read_json(self.workspace.config)
+        except UnusableInput as error:
+            raise UnusableInput(f"{error}; put back the config this deployment was opened with") from None
         if config_digest(config) != self.head["config_digest"]:
             raise UnusableInput(
                 f"{self.workspace.config} was changed after the deployment was opened: start it again with the new "
@@ -327,7 +330,7 @@ def save(path: Path, array: Array) -> Path:
     """Write an array whole or not at all.
 
     Raises:
-        UnusableInput: it cannot be written.
+        NotWritten: it cannot be.
     """
     make_folder(path.parent)
     part = path.with_name(path.name + ".part")
@@ -336,7 +339,7 @@ def save(path: Path, array: Array) -> Path:
             np.save(file, np.asarray(array, np.float32))
         part.replace(path)
     except OSError as error:
-        raise UnusableInput(f"{path} cannot be written: {error.strerror or error}") from None
+        raise NotWritten(not_written(path, error)) from None
     return path
 
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from npu_tools.errors import UnusableInput, WorkspaceBusy
+from npu_tools.errors import NotWritten, UnusableInput, WorkspaceBusy
 
 RECIPE_FILES = ("design.py", "host.py", "kernel.toml", "README.md")
 """What may be changed of a recipe that is shipped: never reference.py, which it is judged by."""
@@ -168,11 +168,17 @@ class Workspace:
         return whole
 
 
+def not_written(path: Path, error: OSError) -> str:
+    """What is told of a file that could not be written."""
+    why = error.strerror or error
+    return f"{path} cannot be written ({why}): make room or give permission, and run again; what is in the ledger stays"
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file whole.
 
     Raises:
-        UnusableInput: it cannot be written.
+        NotWritten: it cannot be.
     """
     make_folder(path.parent)
     part = path.with_name(path.name + ".part")
@@ -180,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8", newline="\n")
         os.replace(part, path)
     except OSError as error:
-        raise UnusableInput(f"{path} cannot be written: {error.strerror or error}") from None
+        raise NotWritten(not_written(path, error)) from None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -227,12 +233,12 @@ def make_folder(folder: Path) -> None:
     """Make a folder and what is above it.
 
     Raises:
-        UnusableInput: it cannot be made.
+        NotWritten: it cannot be.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnusableInput(f"{folder} cannot be made: {error.strerror or error}") from None
+        raise NotWritten(not_written(folder, error)) from None
 
 
 def _who(path: Path) -> str:

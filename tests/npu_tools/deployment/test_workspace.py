@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from npu_tools.deployment.machine import Machine, Model
 from npu_tools.deployment.workspace import Workspace, write_json
 from npu_tools.deployment.world import RealWorld
-from npu_tools.errors import UnusableInput
-from tests.npu_tools.deployment.quick_world import CONFIG, KERNELS
+from npu_tools.errors import NotWritten, UnusableInput
+from tests.npu_tools.deployment.quick_world import CONFIG, KERNELS, QuickWorld, opened
 
 
 def deploy(folder: Path) -> None:
@@ -31,6 +33,23 @@ def test_a_deployment_killed_before_its_first_line_can_be_opened(tmp_path: Path)
     write_json(tmp_path / "config.json", CONFIG)
     deploy(tmp_path)
     assert (tmp_path / "ledger.jsonl").is_file()
+
+
+def test_a_full_disk_is_no_kernels_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = opened(Machine(Workspace(tmp_path / "w"), QuickWorld(), KERNELS))
+    machine.run(last=0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "save", full)
+        with pytest.raises(NotWritten, match="make room"):
+            machine.run(last=1)
+    state = machine.state()
+    assert state.status(1) == "interrupted"
+    assert state.failures() == []
+    assert machine.run(last=1).state == "passed"
 
 
 def test_who_is_at_work_is_told_while_he_is(tmp_path: Path) -> None:
