@@ -73,6 +73,7 @@ def apply_plan(
                 store.note(REPRODUCED, name, {"key": candidate.key, "ran_on": "emulator"})
         stand = standing(store)
         added, changed, withdrawn = reconcile(memory, desired(stand.members, memory, stand.reproduced), name)
+        _dispute(memory, plan, {*added, *changed}, name)
         for twin, cluster in plan.merged_into.items():
             ours = [c for c in cluster if c in chosen]
             if ours:
@@ -133,6 +134,20 @@ def _waits(item: Item, plan: Plan, memory: Memory) -> bool:
         return False
     proven = {c.record.provenance[0].evidence for c in plan.candidates if c.origin in ("gate", "job")}
     return not proven & set(item.evidence)
+
+
+def _dispute(memory: Memory, plan: Plan, stored: Collection[str], harvest: str) -> None:
+    """Mark what the plan calls a conflict as disputed: the plan also knows whose whole symptom a note repeats, the
+    records alone only who shares a diagnostic line."""
+    store = memory.store
+    assert store is not None
+    for item in plan.of("conflict"):
+        if item.id not in stored:
+            continue
+        known = {n for e in store.events(item.id) if e.type == "conflict" for n in e.data.get("with", [])}
+        fresh = [name for name in item.against if name not in known]
+        if fresh:
+            store.note("conflict", item.id, {"by": HARVEST, "harvest": harvest, "with": fresh})
 
 
 def _name(chosen: list[Candidate], seq: int) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harvest.draft import Case, Draft, Evidence
+from harvest.kept import changed_files
 from harvest.sources import LeftOut, Source
 from harvest.wording import category_of
 from npu_tools.deployment.ledger import Entry, read
@@ -295,7 +296,7 @@ def _lesson(
         "category": _CATEGORY.get(code, category_of(f"{code.replace('_', ' ')} {message} {looks}")),
         "kernels": [kernel] if kernel else [], "phases": _phase(failing),
     }  # fmt: skip
-    case = Case(_case(body), _case(_body(stands or after)), code)
+    case = Case(_case(body, about), _case(_body(stands or after), about), code)
     note = f"{source.deployment}{f', {model}' if model else ''}"
     return Draft(
         "lesson",
@@ -423,7 +424,7 @@ def _criteria(body: Mapping[str, Any]) -> str:
     return ", ".join(told[:6]) + "." if told else "every criterion held."
 
 
-def _case(body: Mapping[str, Any]) -> dict[str, Any]:
+def _case(body: Mapping[str, Any], about: _About) -> dict[str, Any]:
     subject = _mapping(body.get("subject"))
     message = _line(_mapping(body.get("diagnosis")).get("message"))
     kept = {
@@ -431,8 +432,12 @@ def _case(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "asked" in subject:  # what was asked for; the rest of the settings the recipe chose
         kept["settings"] = subject["asked"]
+    files = changed_files(
+        about.source.path.parent, _line(kept.get("kernel")), _line(kept.get("recipe_digest")), about.shipped
+    )
     return {
         **kept,
+        **({"files": files} if files else {}),
         "message": message,
         "gate": body.get("gate"),
         "convention": body.get("convention"),

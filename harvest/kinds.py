@@ -3,8 +3,8 @@
 >>> report = measure_planted(shipped, folder, make_empty, make_shipped)
 >>> report.right, report.first, [row.ledger for row in report.rows]
 
-Kinds the emulator can show come from ledgers of the real machine (rigged.py), the others from ledgers written by rule
-(planted.py). A row beside the shipped corpus tells the rank of the harvested lesson, and, where a documented one stands
+Every kind comes from ledgers of the real machine (rigged.py); one without a rig would come from a ledger written by
+rule (planted.py), and its row says so. A row beside the shipped corpus tells the rank of the harvested lesson, and, where a documented one stands
 first, whether its fix is the same: a person's judgement, with reasons, in data/planted.toml.
 """
 
@@ -64,6 +64,11 @@ class PlantedReport:
     rows: tuple[Row, ...]
 
     @property
+    def machine(self) -> int:
+        """Kinds whose failure and mending the deployment machine recorded."""
+        return sum(row.ledger == "machine" for row in self.rows)
+
+    @property
     def right(self) -> int:
         """Kinds with exactly one lesson, the right one."""
         return sum(row.lessons == 1 and row.right for row in self.rows)
@@ -85,8 +90,7 @@ class PlantedReport:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        machine = sum(row.ledger == "machine" for row in self.rows)
-        return {"kinds": len(self.rows), "machine": machine, "one_right_lesson": self.right, "first_among_harvested": self.first,
+        return {"kinds": len(self.rows), "machine": self.machine, "one_right_lesson": self.right, "first_among_harvested": self.first,
                 "first_beside_corpus": self.first_beside_corpus, "answered_by_documented_lesson": self.by_documented,
                 "rows": [asdict(row) for row in self.rows]}  # fmt: skip
 

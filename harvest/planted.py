@@ -59,16 +59,16 @@ PLANTED = [
             "a transposed view was handed over without copying", {"m": 0.998}, {"m": 0.996}),
     Planted("norm_epsilon", "block", "rmsnorm", "small rows are {m:.1f} times too large", "worst element at a row of norm 3e-4, factor {m:.2f}", "", "epsilon", 1e-6, 1e-5,
             "the config's rms_norm_eps was not passed on", {"m": 2.1}, {"m": 1.7}),
-    Planted("precision", "kernel", "gemm", "mean_rel_L1 {m:.4f} at K={k}, allowed 0.02", "accumulator written back in bf16 between rounds of K={k}: mean_rel_L1 {m:.4f}", "rounding that grows with K", "accumulate", "bf16", "f32",
-            "rounding between rounds of K adds up", {"m": 0.0412, "k": 8192}, {"m": 0.0533, "k": 11008}),
+    Planted("out_of_bounds", "kernel", "eltwise_add", "the window touches {n} elements past the end of its buffer", "the source window touches elements {n} to {m}, but the memref ends before: out of bounds", "", "first_piece", 1, 0,
+            "the first piece of a core begins where its stretch begins, not a tile later", {"n": 1024, "m": 9215}, {"n": 2048, "m": 18431}),
     Planted("lm_head_rows", "model", "lm_head_gemv", "{v} rows of the vocabulary are in no partition", "logits of {v} tokens are zero", "a block of zeros at the end", "partitions", 8, 10,
             "eight partitions do not cover the vocabulary", {"v": 20864}, {"v": 4544}),
     Planted("nan", "kernel", "flash_attention", "all outputs are NaN from row {n} on", "first NaN at row {n} of the softmax", "NaN", "lqp_flag", "launch", "tile",
             "the object file was built with the launch's rows instead of the tile's", {"n": 0}, {"n": 64}),
-    Planted("stale_artefact", "block", "rms_gemms_rope", "cosine 0.00 for Q, K and V at seq_len {n}", "artefact was compiled for another seq_len than {n}", "unrelated numbers", "cache_key", "name", "name+seq_len",
-            "the cache's name does not carry the sequence length", {"n": 512}, {"n": 2048}),
-    Planted("contexts", "model", "rope", "the driver refuses context number {n}", "DRM_IOCTL_AMDXDNA_CREATE_HWCTX IOCTL failed (err=-22): Invalid argument (context {n})", "", "fused", False, True,
-            "every loaded ELF takes a hardware context", {"n": 12}, {"n": 17}),
+    Planted("object_symbol", "kernel", "silu_mul", "@silu_{n} is an external function and no object file has it", "undefined symbol: silu_{n}", "", "symbol", "silu", "silu_and_mul_bf16",
+            "the object file has the function under its full name only", {"n": 4096}, {"n": 5632}),
+    Planted("two_writers", "kernel", "rope", "two tiles write the same {n} elements of the output", "two tiles of the herd write the same {n} elements while neither waits for the other", "", "row_of_core", "trip", "trip+core",
+            "every core has to take rows of its own", {"n": 64}, {"n": 128}),
 ]  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 >>> reproduce(memory, "gemv-l2-capacity-…", recipes=folder).confirmed
 
-The cases are those of the gate or job the lesson was harvested from: kernel, shape and settings, or the programs
-themselves. They run in a child process (recipes and programs are somebody's code). A lesson without cases, or one whose
-recipe files were changed and are not there any more, cannot be run again and says so.
+The cases are those of the gate or job the lesson was harvested from: kernel, shape and settings, the changed files of
+the recipe where the workspace kept them, or the programs themselves. They run in a child process (recipes and programs
+are somebody's code; kept files only for a lesson asked for by name). A lesson without cases, or one whose recipe files
+were not kept, cannot be run again and says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, cast
 from harvest.apply import promote
 from harvest.draft import Case
 from harvest.errors import NotReproducible
+from harvest.kept import digest_of
 from harvest.members import desired, standing
+from harvest.rerun import NUMERICS
 from harvest.vet import Candidate
 from kb.memory import Memory
 from kb.records import Lesson
@@ -75,7 +78,7 @@ def reproduce(memory: Memory, lesson: str, recipes: Sequence[Path], run: Run | N
         raise NotReproducible(
             f"{lesson} carries no cases: only lessons harvested from a deployment's ledger or from jobs can be run again"
         )
-    _runnable(lesson, case)
+    _runnable(lesson, case, recipes)
     ran = run or run_case_in_child
     failing, fixed = ran(case.failing, recipes), ran(case.fixed, recipes)
     as_before = not failing.passed and _as_before(case, failing)
@@ -92,8 +95,10 @@ def proven(candidate: Candidate, recipes: Sequence[Path], run: Run | None = None
     """Whether a candidate's cases end as it tells; False for one that has none that can be run."""
     if candidate.case is None or not isinstance(candidate.record, Lesson):
         return False
+    if candidate.case.failing.get("files") or candidate.case.fixed.get("files"):
+        return False  # a folder's own code is run by name only
     try:
-        _runnable(candidate.record.id, candidate.case)
+        _runnable(candidate.record.id, candidate.case, recipes)
     except NotReproducible:
         return False
     ran = run or run_case_in_child
@@ -103,7 +108,12 @@ def proven(candidate: Candidate, recipes: Sequence[Path], run: Run | None = None
 
 def _as_before(case: Case, failing: Outcome) -> bool:
     """Whether a failure is the stored one: the same code, or the same words where a refusal carries no code."""
-    if not case.code or case.code == "failed" or failing.code in (case.code, "failed"):
+    if (
+        not case.code
+        or case.code == "failed"
+        or failing.code in (case.code, "failed")
+        or (failing.code == NUMERICS and case.code.split("-")[0] == NUMERICS)
+    ):
         return True
     stored, now = (" ".join(text.split()) for text in (str(case.failing.get("message") or ""), failing.reason))
     return bool(stored and now) and (stored[:60] in now or now[:60] in stored)
@@ -126,20 +136,20 @@ def _member(memory: Memory, lesson: str) -> Candidate | None:
     return next((member for member in members if member.case is not None), None)
 
 
-def _runnable(lesson: str, case: Case) -> None:
+def _runnable(lesson: str, case: Case, recipes: Sequence[Path]) -> None:
     for name, one in (("failing", case.failing), ("fixed", case.fixed)):
         if not one.get("program_text") and not (one.get("kernel") and one.get("shape")):
             raise NotReproducible(f"the {name} case of {lesson} names no kernel and shape and holds no program")
     digests = (case.failing.get("recipe_digest"), case.fixed.get("recipe_digest"))
-    if (
-        not case.failing.get("program_text")
-        and digests[0] != digests[1]
-        and _settings(case.failing) == _settings(case.fixed)
-    ):
-        raise NotReproducible(
-            f"{lesson} is about a change to the recipe's files, and the failing files are not kept; put them in a "
-            "workspace and run the gate there"
-        )
+    if case.failing.get("program_text") or digests[0] == digests[1] or _settings(case.failing) != _settings(case.fixed):
+        return
+    for name, one in (("failing", case.failing), ("fixed", case.fixed)):
+        here = {digest_of(folder, str(one["kernel"])) for folder in recipes}
+        if not one.get("files") and one.get("recipe_digest") not in here:
+            raise NotReproducible(
+                f"{lesson} is about a change to the recipe's files, and those of the {name} case were not kept with it "
+                "(the workspace had them no more, or they are long); put them in a workspace and run the gate there"
+            )
 
 
 def _settings(case: Mapping[str, Any]) -> str:

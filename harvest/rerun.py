@@ -6,12 +6,21 @@ echo '{"case": {"kernel": "gemv", "shape": {"M": 512, "K": 512}, "settings": {}}
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from npu_tools.errors import NpuToolsError, ProgramSyntaxError
+from harvest.kept import is_recipe_file
+from npu_tools.errors import NpuToolsError, ProgramSyntaxError, UnusableInput
+
+if TYPE_CHECKING:
+    from npu_tools.recipes import Recipe
+
+NUMERICS = "numerics"
+"""An output outside its tolerance; a gate adds what the error looks like, which other inputs may change."""
 
 
 def main() -> None:
@@ -28,14 +37,33 @@ def main() -> None:
 
 
 def _kernel(case: Mapping[str, Any], folders: list[str]) -> dict[str, Any]:
-    from npu_tools.check.kernel import check_kernel
-    from npu_tools.recipes import recipe, run_case
+    from npu_tools.recipes import recipe
 
     name = str(case["kernel"])
     folder = next((Path(f) for f in folders if (Path(f) / name / "kernel.toml").is_file()), None)
     if folder is None:
         return _ended(False, "no_recipe", f"no recipe {name} in {', '.join(folders)}")
-    found = recipe(folder, name)
+    files = cast("Mapping[str, str]", case.get("files") or {})
+    if files:
+        with tempfile.TemporaryDirectory(prefix="herdbook-") as held:
+            return _run(recipe(_laid_over(Path(held) / "recipes", folder, name, files), name), case)
+    return _run(recipe(folder, name), case)
+
+
+def _laid_over(target: Path, folder: Path, name: str, files: Mapping[str, str]) -> Path:
+    """The recipes with the kept files of one of them in the place of its own."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in files.items():
+        if not is_recipe_file(file):
+            raise UnusableInput(f"{file[:60]!r} is no file of a recipe that a deployment may change")
+        (target / name / file).write_text(text, encoding="utf-8", newline="\n")
+    return target
+
+
+def _run(found: Recipe, case: Mapping[str, Any]) -> dict[str, Any]:
+    from npu_tools.check.kernel import check_kernel
+    from npu_tools.recipes import run_case
+
     shape, settings = cast("Mapping[str, int]", case["shape"]), cast("Mapping[str, Any]", case.get("settings") or {})
     report = check_kernel(found.checked_as, tuple(found.extents(shape).values()), settings)
     refused = [finding for finding in report.findings if finding.severity == "error"]
@@ -44,7 +72,7 @@ def _kernel(case: Mapping[str, Any], folders: list[str]) -> dict[str, Any]:
     run = run_case(found, shape, settings, timeout_s=600)
     if run.passed:
         return _ended(True, "", run.reason)
-    bad = next((finding.code for finding in run.findings if finding.severity == "error"), "missed")
+    bad = next((finding.code for finding in run.findings if finding.severity == "error"), NUMERICS)
     return _ended(False, bad, run.reason)
 
 

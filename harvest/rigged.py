@@ -4,10 +4,8 @@
 >>> first = first_deployment(folder, rigs["nan"], shipped)
 
 The plan, the recipes, the check, the emulator and the gates are the product's; phase 0's reference is the
-own FP32 decomposition, so that no torch is needed. Kinds without a rig need what a tiny model on an emulator has not:
-a K in thousands, the host's views of weights, compiled artefacts, a driver. A wrong key head (kv_heads) was tried and
-has none: the gate tells it by its pattern, which is another one by number of heads ("one tile", "permuted", neither),
-so that a second model of other heads asks in other words than the lesson has. Every rig works in a copy of a workspace whose kernels all passed.
+own FP32 decomposition, so that no torch is needed. Kinds an emulator has not (compiled artefacts that are stale, a
+driver's contexts) have no rig and are not planted. Every rig works in a copy of a workspace whose kernels all passed.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from npu_tools.oracle import Decomposition, stage_path
 SEQ_LEN = 64
 FIRST: Mapping[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "num_hidden_layers": 1, "hidden_size": 128,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 256, "vocab_size": 512,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512, "vocab_size": 512,
     "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 256,
 }  # fmt: skip
-SECOND: Mapping[str, Any] = {**FIRST, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512}  # fmt: skip
+SECOND: Mapping[str, Any] = {**FIRST, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 1024}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,7 @@ def _filled(text: str, config: Mapping[str, Any]) -> str:
     widths = {
         "{wide}": SEQ_LEN * int(config["intermediate_size"]),
         "{half}": SEQ_LEN * int(config["intermediate_size"]) // 2, "{rows}": SEQ_LEN * int(config["num_attention_heads"]),
+        "{inner}": config["intermediate_size"], "{hidden}": config["hidden_size"],
     }  # fmt: skip
     for name, value in widths.items():
         text = text.replace(name, str(value))
@@ -109,6 +108,7 @@ def reorder(text: Text, source: Value, target: Value, length: int, apart: bool) 
             value = text.op(f"memref.load {source}[{of}] : {source.type}", "bf16")
             text.line(f"memref.store {value}, {target}[{to}] : {target.type}")
 """
+_GROUP = 'text.apply(f"s0 floordiv {self.heads // self.kv_heads}", [head])'
 RIGS = (
     Rig("divisibility", "gemm", "64 tokens are no multiple of tile_m times herd_m", settings={"tile_m": "48"}),
     Rig("buffer_bytes", "silu_mul", "three doubled pieces must fit a core's memory", "{wide}", {"tile": "{half}", "columns": "1"}),
@@ -124,6 +124,12 @@ RIGS = (
     Rig("norm_epsilon", "rmsnorm", "the epsilon has to be the config's", edits=(('float(settings["eps"])', "0.5"),)),
     Rig("nan", "rmsnorm", "no root of a negative mean", edits=(("text.constant(eps, 'f32')", "text.constant(-100.0, 'f32')"),)),
     Rig("lm_head_rows", "lm_head_gemv", "the partitions have to hold the whole vocabulary", settings={"n_part": "128", "n_partitions": "2"}),
+    Rig("repeat_count", "gemv", "one column that takes a row at a time reads the vector once for every row", "{inner}x{hidden}", {"herd_m": "1", "tile_m": "2", "m_input": "1", "loop_tiling": "0"}),
+    Rig("kv_heads", "flash_attention", "a query head reads the key head of its own group", edits=((_GROUP, 'text.apply("s0 * 0", [head])'),)),
+    Rig("transposed_weight", "gemm", "the weight has to be stored the way the window reads it, not read transposed", edits=(("[self.outer * self.n, self.tile_n, self.n, 1],", "[self.outer, self.tile_n * self.k, 1, self.k],"),)),
+    Rig("out_of_bounds", "eltwise_add", "the first piece of a core begins where its stretch begins, not a tile later", edits=(('s2 * {tile}"', 's2 * {tile} + {tile}"'),)),
+    Rig("object_symbol", "silu_mul", "the object file has the function under its full name only", edits=(('SYMBOL = "silu_and_mul_bf16"', 'SYMBOL = "silu_and_mul"'),)),
+    Rig("two_writers", "rope", "every core has to take rows of its own", edits=(("s1 * {height} + s2", "s1 * 0 + s2"),)),
 )  # fmt: skip
 
 

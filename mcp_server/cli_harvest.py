@@ -181,8 +181,9 @@ def planted(
 ) -> None:
     """Twenty planted failures of different kinds: the lesson each gives, and its rank when the next model's deployment fails so.
 
-    Kinds marked machine are brought about in deployments of a tiny model on the emulator, in seconds; synthetic ones are
-    ledgers written by rule. Targets: twenty times exactly one right lesson, twenty times rank 1 among what was harvested.
+    Every kind is brought about in deployments of two tiny models on the emulator: a setting or a recipe spoilt, the gate
+    that fails, the change taken back. Targets: twenty of the machine, each with exactly one right lesson, at rank 1 among
+    what was harvested.
     Beside the shipped corpus the rank is told and has no target: a documented lesson may answer first.
     """
     import tempfile
@@ -198,6 +199,7 @@ def planted(
         report = measure_planted(kernels_folder(), Path(folder), empty, corpus, step)
     total = len(report.rows)
     targets = [
+        ("made by the machine", f"{report.machine} of {total}", "20 of 20", report.machine == total == 20),
         ("exactly one right lesson", f"{report.right} of {total}", "20 of 20", report.right == total == 20),
         ("first among harvested lessons", f"{report.first} of {total}", "20 of 20", report.first == total == 20),
     ]

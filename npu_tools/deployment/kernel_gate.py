@@ -6,7 +6,7 @@ A kernel whose attempt passed before with the same recipe, shape, settings and b
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from npu_tools.errors import NotWritten, NpuToolsError
 from npu_tools.estimate import estimate_kernel
 from npu_tools.findings import Finding
 from npu_tools.gate import Verdict, judge
+from npu_tools.gate.looks_like import wrong_heads
 from npu_tools.recipes import Recipe, Resolved
 
 WHOLE_BYTES = 4_000_000
@@ -115,6 +116,9 @@ def _run(
     diagnosis = None
     if missed:
         name, verdict = next(iter(missed.items()))
+        heads = wrong_heads(np.asarray(got[name]), np.asarray(wanted[name]), int(subject["shape"].get("heads", 0)))
+        if heads is not None:  # told by heads, not by which columns they fill: that is another pattern for every model
+            verdict = replace(verdict, looks_like=(heads, *verdict.looks_like))
         diagnosis = of_verdict(verdict, kernel=recipe.name, output=name)
     place = site.place(phase, "kernel")
     for name, reference in wanted.items():

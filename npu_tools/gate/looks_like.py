@@ -54,6 +54,22 @@ def likenesses(
         return tuple(_found(got, want, previous, allowed))
 
 
+def wrong_heads(got: Array, want: Array, heads: int) -> Likeness | None:
+    """Whether some heads of [rows, heads * width] are wrong throughout and all others right, however many there are."""
+    if heads < 2 or got.shape != want.shape or got.ndim != 2 or got.shape[1] % heads:
+        return None
+    parts = [one.astype(np.float64).reshape(len(one), heads, -1) for one in (got, want)]
+    error = np.abs(parts[0] - parts[1]).mean(axis=2) / np.maximum(np.abs(parts[1]).mean(axis=2), 1e-12)
+    wrong, right = (error > 0.1).mean(axis=0) > 0.9, (error < 0.05).mean(axis=0) > 0.9
+    if not wrong.any() or not right.any() or not (wrong | right).all():
+        return None
+    return Likeness(
+        "wrong heads",
+        f"whole heads are wrong, the other heads are right ({int(wrong.sum())} of {heads} wrong)",
+        "which key and value head a query head reads: grouping, order and padding of heads",
+    )
+
+
 def _found(got: Array, want: Array, previous: Array | None, allowed: Array | None) -> Iterator[Likeness]:
     a, r = got.astype(np.float64), want.astype(np.float64)
     scale = float(np.abs(r).mean()) or 1.0

@@ -101,6 +101,7 @@ def test_even_accepted_poison_stays_below_and_is_only_quoted(tmp_path: Path, lex
         observed = memory.explain(known[0].symptom, Filters(status="observed")).hits[0]
         assert "moonphase" in texts_of(observed.record)
         assert observed.disputed_by
+        assert [name for name in applied.added if not memory.get(name).disputed_by] == []
 
 
 def test_the_bench_counts_what_was_stored_ranked_or_displaced(tmp_path: Path, lexical_config: Config) -> None:

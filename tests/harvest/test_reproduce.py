@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from harvest import NotReproducible, apply_plan, plan_harvest, proven, reproduce
+from harvest.kept import changed_files
 from harvest.reproduce import Outcome
 from harvest.written import attempt, decision, write_deployment
 from kb import Memory
 from kb.records import Lesson
 from mcp_server.config import kernels_folder
+from npu_tools.deployment.workspace import recipe_digest
 from tests.harvest.conftest import MakeMemory
 
 SHAPE = {"M": 512, "K": 512}
@@ -84,6 +87,70 @@ def test_it_runs_on_the_emulator_in_a_child_process(learnt: tuple[Memory, str]) 
     done = reproduce(memory, name, [kernels_folder()])
     assert (done.failing.passed, done.fixed.passed) == (False, True), (done.failing, done.fixed)
     assert done.ran_on == "emulator"
+
+
+def changed_recipe(tmp_path: Path, kept: bool) -> Path:
+    """A workspace in which the addition was a subtraction; whether it still has the failing file."""
+    shipped = kernels_folder()
+    spoilt = (shipped / "eltwise_add" / "design.py").read_text(encoding="utf-8").replace("arith.addf", "arith.subf")
+    whole = tmp_path / "w" / "results" / "recipes_0123"
+    shutil.copytree(shipped / "eltwise_add", whole / "eltwise_add", ignore=shutil.ignore_patterns("__pycache__"))
+    (whole / "eltwise_add" / "design.py").write_text(spoilt, encoding="utf-8")
+    failed = attempt(
+        "kernel",
+        "eltwise_add",
+        {"n": 1024},
+        {},
+        False,
+        code="numerics-constant-factor",
+        message="c misses its tolerance",
+    )
+    passed = attempt("kernel", "eltwise_add", {"n": 1024}, {}, True)
+    failed["subject"]["recipe_digest"] = recipe_digest(whole / "eltwise_add")
+    passed["subject"]["recipe_digest"] = recipe_digest(shipped / "eltwise_add")
+    if not kept:
+        shutil.rmtree(whole)
+    change = decision("recipe", "eltwise_add/design.py", "0" * 64, None, "the residual has to be added")
+    return write_deployment(
+        tmp_path / "w", "m", ("attempt", 1, failed), ("decision", 1, change), ("attempt", 1, passed)
+    )
+
+
+def test_a_changed_recipe_file_the_workspace_kept_is_run_again(tmp_path: Path, empty: Memory) -> None:
+    apply_plan(empty, plan_harvest(empty, changed_recipe(tmp_path, kept=True), recipes=kernels_folder()))
+    shutil.rmtree(tmp_path / "w")  # the harvest keeps what it needs
+    name = next(hit.record.id for hit in empty.records() if isinstance(hit.record, Lesson))
+    done = reproduce(empty, name, [kernels_folder()])
+    assert (done.failing.passed, done.fixed.passed, done.confirmed) == (False, True, True), done
+    assert empty.get(name).record.status == "reproduced"
+
+
+def test_a_changed_recipe_file_that_was_not_kept_is_said_to_be_gone(tmp_path: Path, empty: Memory) -> None:
+    apply_plan(empty, plan_harvest(empty, changed_recipe(tmp_path, kept=False), recipes=kernels_folder()))
+    name = next(hit.record.id for hit in empty.records() if isinstance(hit.record, Lesson))
+    with pytest.raises(NotReproducible, match="failing case were not kept"):
+        reproduce(empty, name, [kernels_folder()])
+
+
+def test_kept_files_with_a_secret_or_too_long_are_not_taken_in(tmp_path: Path) -> None:
+    workspace, shipped = changed_recipe(tmp_path, kept=True), kernels_folder()
+    kept = workspace / "results" / "recipes_0123" / "eltwise_add"
+    assert list(changed_files(workspace, "eltwise_add", recipe_digest(kept), shipped)) == ["design.py"]
+    text = (kept / "design.py").read_text(encoding="utf-8")
+    for extra in ("\n# ghp_" + "a1B2" * 9 + "\n", "#" * 70_000):
+        (kept / "design.py").write_text(text + extra, encoding="utf-8")
+        assert changed_files(workspace, "eltwise_add", recipe_digest(kept), shipped) == {}
+
+
+def test_a_folders_own_code_is_not_run_by_policy(tmp_path: Path, empty: Memory) -> None:
+    def run(_case: Mapping[str, Any], _recipes: Sequence[Path]) -> Outcome:
+        raise AssertionError("the workspace's code was run without being asked for")
+
+    plan = plan_harvest(
+        empty, changed_recipe(tmp_path, kept=True), recipes=kernels_folder(), minimum="reproduced",
+        proven=lambda c: proven(c, [kernels_folder()], run),
+    )  # fmt: skip
+    assert plan.counts()["new"] == 0
 
 
 def test_a_policy_of_reproduced_takes_in_only_what_ran_as_it_says(tmp_path: Path, make_memory: MakeMemory) -> None:

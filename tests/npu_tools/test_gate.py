@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from npu_tools.errors import UnknownKernel, UnusableInput
 from npu_tools.gate import given, judge, judge_tokens, kernel_names, tolerance_for
+from npu_tools.gate.looks_like import wrong_heads
 from npu_tools.gate.tokens import top_k
 
 RNG = np.random.default_rng(7)
@@ -295,3 +296,22 @@ def test_the_k_best_are_those_of_a_whole_sort_with_ties_infinities_and_nan() -> 
         for k in (1, 2, 5, 40):
             whole = np.lexsort((np.arange(values.size), -values.astype(np.float64)))[:k]
             assert top_k(values, k) == [int(token) for token in whole]
+
+
+@pytest.mark.parametrize("heads", [2, 4, 12])
+def test_heads_of_another_group_are_told_by_heads_whatever_their_number(heads: int) -> None:
+    want = RNG.standard_normal((16, heads * 8))
+    got = want.copy()
+    got[:, heads // 2 * 8 :] = RNG.standard_normal((16, heads // 2 * 8))
+    told = wrong_heads(got, want, heads)
+    assert told is not None
+    assert told.kind == "wrong heads"
+    assert told.evidence.startswith("whole heads are wrong, the other heads are right (")
+
+
+def test_what_is_wrong_in_all_heads_or_in_part_of_one_is_not_told_by_heads() -> None:
+    want = RNG.standard_normal((16, 32))
+    part = want.copy()
+    part[:4, 8:16] = RNG.standard_normal((4, 8)) + 3
+    for got, heads in ((RNG.standard_normal((16, 32)), 4), (part, 4), (want, 4), (part, 1), (part, 5)):
+        assert wrong_heads(got, want, heads) is None
