@@ -128,6 +128,33 @@ def test_a_model_is_meant_by_a_file_a_folder_a_name_or_its_config(tmp_path: Path
         model_of(str(tmp_path / "none"), None, Path)
 
 
+def test_what_a_workspace_was_opened_with_need_not_be_said_again_and_cannot_be_contradicted(workspace: Config) -> None:
+    start = {"action": "start", "config": CONFIG, "options": {"weights": "random:7", "seq_len": 64, "prompts": 2}}
+    again, other, back = calls(
+        workspace, start, {"action": "start", "config": CONFIG},
+        {"action": "start", "config": CONFIG, "options": {"seq_len": 128}}, {"action": "start", "config": CONFIG},
+    )[1:]  # fmt: skip
+    assert (again.structured_content or {})["ledger_lines"] == 1
+    assert (other.structured_content or {})["ledger_lines"] == 2, "no phase has passed: it may be opened otherwise"
+    assert (back.structured_content or {})["ledger_lines"] == 2
+
+    def command(*options: str) -> subprocess.CompletedProcess[str]:
+        code = "from mcp_server.cli import main; main()"
+        folder = str((workspace.workspace or Path()) / "tiny")
+        return subprocess.run(
+            [sys.executable, "-P", "-c", code, "deploy", "--workspace", folder, "--status", "--json", *options],
+            capture_output=True, text=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+
+    shown = json.loads(command().stdout)
+    assert (shown["opened"]["seq_len"], shown["opened"]["prompts"], shown["opened"]["weights"]) == (128, 2, "random:7")
+    assert shown["ledger_head"]
+    refused = command("--seq", "64", "--weights", "random:8")
+    assert refused.returncode == 2
+    assert "seq_len 64 (it has 128)" in json.loads(refused.stdout)["error"]
+    assert "weights random:8 (it has random:7)" in json.loads(refused.stdout)["error"]
+
+
 @pytest.mark.parametrize(("model", "prefill", "decode"), [("qwen2.5-3b", 7, 5)])
 def test_the_bench_counts_the_elfs_upstream_runs_a_layer_with(model: str, prefill: int, decode: int) -> None:
     code = "from mcp_server.cli import main; main()"
