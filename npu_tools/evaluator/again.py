@@ -28,7 +28,7 @@ DEVICE_SHARE = 2.0
 LOGITS_COSINE, LAYER_COSINE = 0.95, 0.85
 """Against FP32 (deployment/phases.toml, phase 3)."""
 BROKEN = 0.8
-"""A cosine under this is no drift. Prompts of one token again and again are hard on block floats, and prove little."""
+"""A cosine under this is no drift."""
 RUNS = 6
 """Prompts run when time allows: two of one gate, one of the other, three of our own."""
 STEPS = 6
@@ -53,7 +53,7 @@ def audit_model(
         chosen.append((entry, number))
         asked = [prompts[number], prompts[number]] if at == 0 and cheap else [prompts[number]]
         jobs.append(_job(claims, entry, together, place / f"model_{at}", asked, STEPS, []))
-    own = adversarial(claims, made) if cheap else adversarial(claims, made)[-1:]
+    own = unseen(claims, made, prompts_of(gates[-1]))[0 if cheap else -1 :]
     layer = int(made.rng.integers(claims.dims.layers))
     jobs.append(_job(claims, gates[-1], together, place / "own", own, 1, [layer]))
     request = plan_request(claims, subject(gates[-1]), together)
@@ -74,16 +74,22 @@ def prompt_s(entry: Entry) -> float:
     return float(took) / max(1, prompts) if isinstance(took, int | float) else 0.0
 
 
-def adversarial(claims: Claims, made: Made) -> list[list[int]]:
-    """Random tokens of the longest length the deployment takes, one token alone, and two tokens again and again."""
+def unseen(claims: Claims, made: Made, gated: list[list[int]]) -> list[list[int]]:
+    """Random tokens of the longest length the deployment takes, one token alone, and the gated prompts' own tokens in
+    another order.
+
+    No token again and again: with trained weights every row is then the massive activation of a first token, adds that
+    round down lose much of it, and an honest path's cosine fell to 0.78 with one pair of tokens and stayed at 0.99 with
+    ten others (SmolLM2-135M). Shuffled prompts stay at 0.99.
+    """
     longest = claims.seq_len
     if claims.dims.max_positions:
         longest = min(longest, claims.dims.max_positions - 1)
-    token, other = (int(each) for each in made.rng.integers(0, claims.dims.vocab, 2))
+    words = [token for prompt in gated for token in prompt]
     return [
         [int(each) for each in made.rng.integers(0, claims.dims.vocab, longest)],
-        [token],
-        [other] * max(2, min(longest, 40) // 2) + [token] * max(1, min(longest, 40) // 2),
+        [int(made.rng.integers(0, claims.dims.vocab))],
+        [int(each) for each in made.rng.permutation(words)[: min(longest, 40)]],
     ]
 
 
@@ -134,7 +140,7 @@ def _reproduced(
 def _own(answer: Mapping[str, Any], prompts: list[list[int]], layer: int, folder: Path, made: Made) -> Iterator[Reason]:
     """Prompts nobody gated, against FP32."""
     if not answer["ok"]:
-        yield Reason("model_fails", f"prompts of our own do not run: {answer['reason']}", "adversarial prompts")
+        yield Reason("model_fails", f"prompts of our own do not run: {answer['reason']}", "unseen prompts")
         return
     for number, prompt in enumerate(prompts):
         expected: dict[tuple[int | None, str], Array] = {}
