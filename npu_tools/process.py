@@ -112,7 +112,8 @@ def _run(
             try:
                 state, stuck = _await(process, started + timeout_s, asked)
             except BaseException:  # a Ctrl-C does not reach a session of its own
-                kill_family(process.pid)
+                if kill_family(process.pid):
+                    process.wait(timeout=_REAP_S)
                 raise
         code = process.poll()
         if state == "done" and code != 0:
