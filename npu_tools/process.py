@@ -123,6 +123,11 @@ def _run(
         )
 
 
+def blas_threads(count: int) -> str:
+    """Python statements that give BLAS so many threads, for the beginning of a child's code, where os is imported."""
+    return "".join(f"os.environ['{name}']='{count}';" for name in ONE_THREAD)
+
+
 def kill_family(pid: int) -> bool:
     """Kill a process and all it started; whether every one of them is gone within a few seconds."""
     try:

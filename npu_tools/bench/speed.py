@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from npu_tools.bench.references.case import Array, Case
-from npu_tools.bench.workers import ONE_THREAD
+from npu_tools.process import blas_threads
 
 _ENOUGH_S = 600.0
 """A call that takes longer ends the bench."""
@@ -204,10 +204,9 @@ class Side:
     """A child that prepares one contest and times it when asked: a JSON line in, a JSON line out."""
 
     def __init__(self, python: str, code: str) -> None:
-        lines = "".join(f"os.environ['{name}']='1';" for name in ONE_THREAD)
         try:
             self._process = subprocess.Popen(  # noqa: S603
-                [python, "-P", "-c", f"import os;{lines}\n{code}"],
+                [python, "-P", "-c", f"import os;{blas_threads(1)}\n{code}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from npu_tools.bench.program import ProgramResult, Trying, judge_program
-from npu_tools.process import ONE_THREAD
+from npu_tools.process import blas_threads
 
 SPARE_S = 120.0
 """What reading, checking, making inputs and comparing may take on top of the run's own limit before a worker is ended."""
@@ -88,8 +88,7 @@ class _Worker:
         return ProgramResult(path.stem, False, False, False, "not run", reason)
 
     def _start(self) -> subprocess.Popen[str]:
-        lines = "".join(f"os.environ['{name}']='1';" for name in ONE_THREAD)
-        code = f"import os;{lines}from npu_tools.bench.workers import serve; serve()"
+        code = f"import os;{blas_threads(1)}from npu_tools.bench.workers import serve; serve()"
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from npu_tools.deployment.documents import write_documents
 from npu_tools.deployment.ledger import Entry, Ledger, plain
 from npu_tools.deployment.phases import PHASES
 from npu_tools.deployment.site import BUFFERS, Ended, Quiet, Site, Teller, config_digest, positions
-from npu_tools.deployment.state import Question, State
+from npu_tools.deployment.state import Question, State, tools_version
 from npu_tools.deployment.workspace import (
     MAX_RECIPE_BYTES,
     RECIPE_FILES,
@@ -492,7 +491,7 @@ def _opening(model: Model, config: Mapping[str, Any], options: OpenOptions) -> d
         "model": model.name, "config_digest": config_digest(config), "weights": model.weights, "seq_len": options.seq_len,
         "layers": config.get("num_hidden_layers"), "backend": options.backend, "device": options.device,
         "convention": options.convention, "prompts": options.prompts, "steps": options.steps,
-        "checkpoints": list(options.checkpoints), "version": _version(),
+        "checkpoints": list(options.checkpoints), "version": tools_version(),
     }  # fmt: skip
 
 
@@ -528,13 +527,6 @@ def _deciding(outcome: Any) -> Any:
     from dataclasses import replace
 
     return replace(outcome, decides=True)
-
-
-def _version() -> str:
-    try:
-        return version("herdbook")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def failures_of(ran: Ran) -> Sequence[Mapping[str, Any]]:

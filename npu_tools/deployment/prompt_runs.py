@@ -14,13 +14,13 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from npu_tools.deployment.metering import Meter, Reading
 from npu_tools.deployment.site import Site
+from npu_tools.deployment.state import tools_version
 from npu_tools.deployment.workspace import file_digest, recipe_digest
 from npu_tools.deployment.world import Array, RunnerLike, RunnerRequest, Tap
 from npu_tools.gate.tokens import top_k
@@ -107,11 +107,7 @@ def decode_inputs(site: Site, request: RunnerRequest, meter: Meter) -> str | Non
     if site.backend_name != "emulator" or meter.options.static:
         return None
     recipes = {path.parent.name: recipe_digest(path.parent) for path in sorted(request.kernels.glob("*/kernel.toml"))}
-    try:
-        product = version("herdbook")
-    except PackageNotFoundError:
-        product = ""
-    whole = [site.weights().digest(), site.head["config_digest"], request.dims.layers, recipes, product]
+    whole = [site.weights().digest(), site.head["config_digest"], request.dims.layers, recipes, tools_version()]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
 
 from npu_tools.deployment.criteria import phases
@@ -208,3 +209,11 @@ def setting_for(settings: Mapping[str, Mapping[str, Any]], kernel: str, extents:
 def as_settings(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """settings.json as it is in memory."""
     return {str(k): dict(cast("Mapping[str, Any]", v)) for k, v in raw.items() if isinstance(v, Mapping)}
+
+
+def tools_version() -> str:
+    """The version of the tools, as a deployment's opening line has it; "0+source" where they are not installed."""
+    try:
+        return version("herdbook")
+    except PackageNotFoundError:
+        return "0+source"

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 from npu_tools.architectures import Dimensions, read_config
 from npu_tools.deployment.ledger import Entry, verify
 from npu_tools.deployment.ledger import read as read_ledger
-from npu_tools.deployment.state import State
+from npu_tools.deployment.state import State, tools_version
 from npu_tools.deployment.workspace import Workspace
 from npu_tools.errors import LedgerBroken, NpuToolsError, UnusableInput
 from npu_tools.evaluator.reasons import Reason
@@ -131,14 +130,6 @@ def read_claims(folder: Path, shipped: Path) -> Claims:
     if not entries or not state.head:
         raise UnusableInput(f"{workspace.ledger} holds no deployment: no line opens one")
     return Claims(workspace, shipped, entries, state, cast("dict[str, Any]", config), dims, broken)
-
-
-def tools_version() -> str:
-    """The version of the tools, as a deployment's opening line has it."""
-    try:
-        return version("herdbook")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_tools.errors import UnusableInput
-from npu_tools.process import run_child
+from npu_tools.process import blas_threads, run_child
 
 TINY: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 2, "hidden_size": 256,
@@ -29,7 +29,6 @@ TINY: Mapping[str, Any] = {
 SEQ_LEN, PROMPTS, STEPS = 64, 2, 32
 TOO_LARGE = 8192
 TIMEOUT_S = 1200.0
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ def make_honest(making: Making) -> Path:
 
 
 def _command(making: Making, path: Path) -> list[str]:
-    lines = "".join(f"os.environ['{name}']='{making.threads}';" for name in ONE_THREAD)
-    code = f"import os,sys;{lines}from npu_tools.evaluator.honest import main; sys.exit(main(sys.argv[1]))"
+    code = f"import os,sys;{blas_threads(making.threads)}from npu_tools.evaluator.honest import main; sys.exit(main(sys.argv[1]))"
     return [sys.executable, "-P", "-c", code, str(path)]
 
 

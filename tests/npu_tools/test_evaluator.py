@@ -18,13 +18,14 @@ from npu_tools.deployment.criteria import phases
 from npu_tools.deployment.ledger import Ledger
 from npu_tools.deployment.phases.kernels import _row  # pyright: ignore[reportPrivateUsage]
 from npu_tools.deployment.site import config_digest
+from npu_tools.deployment.state import tools_version
 from npu_tools.deployment.workspace import file_digest, recipe_digest
 from npu_tools.deployment.world import RealWorld
 from npu_tools.errors import UnusableInput
 from npu_tools.evaluator import CODES, Reason, figures, gates, history, recipes, record, results, standards, verdict_of
 from npu_tools.evaluator.benign import BENIGN
 from npu_tools.evaluator.cheats import CHEATS
-from npu_tools.evaluator.claims import Claims, read_claims, tools_version
+from npu_tools.evaluator.claims import Claims, read_claims
 from npu_tools.evaluator.evaluate import evaluate
 from npu_tools.evaluator.honest import TINY
 from npu_tools.evaluator.planting import Line, Planted, attempts
